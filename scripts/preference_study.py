@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any
 
 from gxpo.compare.arms import with_origin
-from gxpo.parts.options import dotted
+from gxpo.parts.options import flatten_keys
 from gxpo.training import config
 from gxpo.training.loop import Trainer
 from gxpo.training.statistics import mean_interval, paired_interval
@@ -46,7 +46,7 @@ def train_run(keys: dict[str, Any], out: Path) -> list[float]:
     """Train a run; return held-out accuracy at each evaluation."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = Trainer(config.resolve(config.over({}, dotted(with_origin(keys, "study")))), out=out)
+        trainer = Trainer(config.resolve(config.over({}, flatten_keys(with_origin(keys, "study")))), out=out)
         try:
             trainer.train()
         finally:

@@ -24,7 +24,7 @@ from typing import Any
 from gxpo.base import yamltext
 from gxpo.compare.arms import with_origin
 from gxpo.compare.jobs import STOPPED, Job, Local
-from gxpo.parts.options import dotted
+from gxpo.parts.options import flatten_keys
 from gxpo.training import config
 from study_rows import append, digest, missing, pack, read_store, row_of
 
@@ -44,8 +44,8 @@ def keys_of(setting: Mapping[str, Any], arm: Mapping[str, Any]) -> dict[str, Any
     """Merge all keys of an arm's run but the seed: the setting's, the arm's over them, the budget."""
     limits = {f"trainer.max_{unit}": amount for unit, amount in setting["budget"].items()}
     defaults = {"trainer.steps": FOREVER, "eval.points": POINTS, **QUIET, **limits}
-    setting_keys = config.over({}, dotted(with_origin({**defaults, **setting["keys"]}, "setting")))
-    settings = config.over(setting_keys, dotted(with_origin(arm.get("keys", {}), "arm")))
+    setting_keys = config.over({}, flatten_keys(with_origin({**defaults, **setting["keys"]}, "setting")))
+    settings = config.over(setting_keys, flatten_keys(with_origin(arm.get("keys", {}), "arm")))
     return {k: s.value for k, s in settings.items()}
 
 

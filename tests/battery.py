@@ -133,6 +133,6 @@ def policy_of(forest: Forest, x: Mapping[str, torch.Tensor], signals: Mapping[st
     )
 
 
-def given_of(m: gxpo.Method, signals: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def constants_of(m: gxpo.Method, signals: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The signals that a learner needs to make the outputs that the method reads."""
-    return {name: signals[name] for term in m.terms.values() for name in getattr(term, "given", ())}
+    return {name: signals[name] for term in m.terms.values() for name in getattr(term, "constants", ())}

@@ -209,7 +209,7 @@ def check_pictures(engine: VllmEngine, dtype: str) -> bool:
         pairs = [(r.prompt, c) for r, group in zip(requests, answers, strict=True) for c in group]
         gap = torch.cat([gaps(engine.model, prompt, c, 1.0) for prompt, c in pairs])
         message = f"max {float(gap.max()):.2e}, mean {float(gap.mean()):.2e} nats over {gap.numel()} tokens"
-        placeholders = {t for _, c in pairs for t in c.tokens} & {*vision.banned}
+        placeholders = {t for _, c in pairs for t in c.tokens} & {*vision.banned_ids}
         return check(name, float(gap.max()) < CLOSE[dtype] and not placeholders, message), answers
 
     good, answers = compare("pictures, first turn", prompts, 1)
@@ -239,7 +239,7 @@ def compare_speed(engine: VllmEngine, python: str, folder: str, dtype: str, roun
             "new": new,
             "seeds": [seed_of(k) for row in keys for k in row],
         }
-        engine._sent = None  # an update outside the clock empties the cache, as `alone` empties its own
+        engine._sent_versions = None  # an update outside the clock empties the cache, as `alone` empties its own
         engine._send()
         start = time.perf_counter()
         answers = engine.sample(requests, Sampling(max_new_tokens=new))

@@ -116,8 +116,8 @@ def test_a_step_in_trl_is_that_of_gxpos_own_trainer(name, folder):
     trainer._batch_by_mode["train"] = scored
     trainer._services._prompts = {task_name(p): p for p in PROMPTS}  # those of the first step too
     batch, learner = batch_of_our_trainer(trainer, policy=loaded(folder))
-    given_signals = {n: batch.signals[n] for term in batch.method.terms.values() for n in getattr(term, "given", ())}
-    reads = {"names": names_of(batch.method), "given": given_signals or None}
+    constants = {n: batch.signals[n] for term in batch.method.terms.values() for n in getattr(term, "constants", ())}
+    reads = {"names": names_of(batch.method), "constants": constants or None}
     slope = learner.gradient(batch.forest, batch.loss, couples=batch.method.couples, **reads)
     assert (scored.credit - batch.credit).abs().max() < 1e-4
     assert loss == pytest.approx(float(batch.loss(learner.outputs(batch.forest, **reads))), abs=1e-4)

@@ -37,8 +37,8 @@ def test_a_step_is_that_of_gxpos_own_trainer(name, micro):
     built_trainer = trainer(name, micro=micro)
     loss, gradient, _ = built_trainer.optimiser_step(prompts())
     batch, learner = batch_of_our_trainer(built_trainer)
-    given_signals = {n: batch.signals[n] for term in batch.method.terms.values() for n in getattr(term, "given", ())}
-    reads = {"names": names_of(batch.method), "given": given_signals or None}
+    constants = {n: batch.signals[n] for term in batch.method.terms.values() for n in getattr(term, "constants", ())}
+    reads = {"names": names_of(batch.method), "constants": constants or None}
     slope = learner.gradient(batch.forest, batch.loss, couples=batch.method.couples, **reads)
     slope = torch.cat([slope[n].flatten() for n, _ in small().named_parameters()])
     scored = built_trainer._batch_by_mode["train"]

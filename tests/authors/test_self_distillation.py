@@ -144,9 +144,9 @@ def test_the_loss(top_k: int, alpha: float) -> None:
     part.memory["model"] = TorchLearner(clean_llama(1), lr=0.0)
     tools = SignalTools(student, lambda t: "", 0, reword=lambda *_: None)
     signals = Signals.of(forest, part.compute(forest, Signals.of(forest), tools))
-    given_signals = {name: signals[name] for name in ("teacher_ids", "teacher_logprob")}
+    constants = {name: signals[name] for name in ("teacher_ids", "teacher_logprob")}
     term = Distillation(alpha=alpha)
-    now = student.outputs(forest, ("logprob", term.name), given=given_signals)
+    now = student.outputs(forest, ("logprob", term.name), constants=constants)
     below = old.outputs(forest)["logprob"]
     policy = PolicyTokens(now["logprob"], below, proximal_logprob=below, outputs=now)
     blank = torch.ones(forest.n_entries, dtype=torch.float64)

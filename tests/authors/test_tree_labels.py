@@ -34,7 +34,7 @@ CHILDREN = [
 def grown() -> tuple[Node, list[Node]]:
     above = Node(visits=ABOVE)
     for visits, value, logprobs in CHILDREN:
-        child = above.add("", logprobs, terminal=False, cut=False)
+        child = above.add("", logprobs, terminal=False, is_cut=False)
         child.visits, child.value = visits, value
     return above, above.children
 
@@ -46,7 +46,7 @@ def chosen(method: str, **changes: Any) -> int:
         children[i].visits, children[i].value = visits, value
     part = gxpo.method(method).rollout
     assert isinstance(part, (Search, TeamSearch))
-    return children.index(part._chosen(children, above, random.Random(0)))
+    return children.index(part._choose(children, above, random.Random(0)))
 
 
 def scores(method: str) -> list[float]:

@@ -19,7 +19,7 @@ import gxpo
 from gxpo.algorithms.credit import advantage
 from gxpo.algorithms.credit.sets import pass_at_k
 from gxpo.conformance.builtin import advantages as ours
-from gxpo.environments.tasks.sampler import mixed, std
+from gxpo.environments.tasks.sampler import mix_uniform, std
 from gxpo.forest.forest import Forest
 
 ONE_OF_4, FOUR = [1.0, 0.0, 0.0, 0.0], [0] * 4
@@ -80,8 +80,8 @@ def test_mapos_deviation_is_maxrls_advantage() -> None:
     assert ours("maxrl", ONE_OF_4, FOUR, eps=0.0) == pytest.approx(deviation)
     # MAPO at p = 1/4: certainty 1/4 of it, and 3/4 of GRPO's with the population std
     z = ours("grpo", ONE_OF_4, FOUR, ddof=0, eps=0.0)
-    mixed = [0.75 * a + 0.25 * b for a, b in zip(z, deviation, strict=True)]
-    assert ours("mapo", ONE_OF_4, FOUR, ddof=0, eps=0.0) == pytest.approx(mixed, abs=1e-9)
+    mix_uniform = [0.75 * a + 0.25 * b for a, b in zip(z, deviation, strict=True)]
+    assert ours("mapo", ONE_OF_4, FOUR, ddof=0, eps=0.0) == pytest.approx(mix_uniform, abs=1e-9)
 
 
 def test_maxrl_is_two_things_in_its_repository() -> None:
@@ -260,7 +260,7 @@ def test_a_sampler_that_is_uniform_for_its_temperature() -> None:
     score = [math.exp(math.sqrt(p * (1 - p)) / (100 * (right + 1))) for p, right in ((0.1, 0), (0.5, 3), (0.9, 7))]
     assert [x / sum(score) for x in score] == pytest.approx([0.333820, 0.333236, 0.332944], abs=1e-6)
     paper = [math.exp(math.sqrt(p * (1 - p)) / 0.1) for p in (0.1, 0.5, 0.9)]
-    drawn_mixed = mixed(std(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64), temperature=0.1), 0.0).tolist()
+    drawn_mixed = mix_uniform(std(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64), temperature=0.1), 0.0).tolist()
     assert drawn_mixed == pytest.approx([x / sum(paper) for x in paper], abs=1e-12)
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from gxpo.base.errors import ConfigError, ModelError
-from gxpo.learning.architecture import may_attend, padded
+from gxpo.learning.architecture import attention_mask, pad
 from gxpo.learning.block_mask import KERNEL, attend, block_mask, mask_bytes, row_trial, switch, tree_ends
 from gxpo.learning.lora import LoraSettings
 from gxpo.learning.packing import Packing
@@ -64,7 +64,7 @@ def pairs(mask, rows, length):
 
 
 def ends_of(sheet):
-    rows = padded(sheet)
+    rows = pad(sheet)
     return tree_ends(rows.enter, rows.leave, rows.is_token), rows.position
 
 
@@ -85,7 +85,7 @@ def test_the_pairs_are_those_of_ancestors(window):
         actual = pairs(block_mask(end, position, window), *end.shape)
         assert torch.equal(actual, expected)
         if window is None:
-            assert torch.equal(expected, may_attend(padded(sheet)))
+            assert torch.equal(expected, attention_mask(pad(sheet)))
         padding += len(set(sheet.lengths)) > 1
         forked += bool((end < torch.tensor(sheet.lengths)[:, None])[:, 1:].any())
     assert min(padding, forked) > 3
@@ -263,7 +263,7 @@ def test_rows_have_the_masks_that_were_chosen(monkeypatch):
     flex = learner.outputs(FOREST, ("logprob",))["logprob"]
     assert learner.model.config._attn_implementation == KERNEL and torch.allclose(flex, dense, atol=1e-5)
     learner.use({})
-    monkeypatch.setattr(learner, "_why_not_blocks", lambda: "it was tried")
+    monkeypatch.setattr(learner, "_dense_mask_reason", lambda: "it was tried")
     with pytest.warns(UserWarning, match="dense masks: it was tried"):
         learner.outputs(FOREST, ("logprob",))
     with warnings.catch_warnings():

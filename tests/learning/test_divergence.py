@@ -149,15 +149,15 @@ def test_value_and_gradient_are_those_of_a_dense_computation(seed, alpha, layout
     forest, model, other = random_forest(seed), clean_llama(), clean_llama(seed=3)
     slope = torch.linspace(-1, 2, forest.n_entries, dtype=F64)
     teacher = TorchLearner(other, lr=0.0)
-    given_ = told(teacher, forest, 4)
+    constants = told(teacher, forest, 4)
     name = f"divergence@{alpha}"
     learner = TorchLearner(model, lr=0.0, layout=layout, logits_at_once=70)
-    actual = learner.outputs(forest, ("logprob", name), given=given_)[name]
+    actual = learner.outputs(forest, ("logprob", name), constants=constants)[name]
     expected = dense_divergence(model, forest, other, 4, alpha)
     assert torch.allclose(actual, expected.detach(), rtol=0, atol=1e-10)
     names = [n for n, _ in model.named_parameters()]
     dense = torch.autograd.grad((expected * slope).sum(), list(model.parameters()))
-    gradient = learner.gradient(forest, lambda x: (x[name] * slope).sum(), names=("logprob", name), given=given_)
+    gradient = learner.gradient(forest, lambda x: (x[name] * slope).sum(), names=("logprob", name), constants=constants)
     for n, g in zip(names, dense, strict=True):
         assert float((gradient[n] - g).norm()) <= 1e-10 * max(1.0, float(g.norm())), n
 
@@ -167,7 +167,7 @@ def test_value_and_gradient_are_those_of_a_dense_computation(seed, alpha, layout
 def test_exact_under_every_cut(alpha):
     forest, name = random_forest(4), f"divergence@{alpha}"
     learner, teacher = TorchLearner(clean_llama(), lr=0.0), TorchLearner(clean_llama(seed=2), lr=0.0)
-    given_ = told(teacher, forest, 5)
+    constants = told(teacher, forest, 5)
     rng = random.Random(0)
     names = ("logprob", name, "mean_logprob")
 
@@ -175,7 +175,7 @@ def test_exact_under_every_cut(alpha):
         return (x["logprob"].detach().exp() * x[name]).mean() + x[name].square().mean() + x["mean_logprob"].mean()
 
     def gradient(cuts, two_pass):
-        actual = learner.gradient(forest, loss, names=names, cuts=cuts, two_pass=two_pass, given=given_)
+        actual = learner.gradient(forest, loss, names=names, cuts=cuts, two_pass=two_pass, constants=constants)
         return torch.cat([g.reshape(-1) for _, g in sorted(actual.items())])
 
     full_gradient = gradient([torch.arange(forest.n_entries)], True)
@@ -204,7 +204,7 @@ def test_entries_of_one_token_have_teachers_of_their_own():
     none = {"teacher_ids": one["teacher_ids"].masked_fill(~rows[:, None], -1),
             "teacher_logprob": one["teacher_logprob"].masked_fill(~rows[:, None], -torch.inf)}  # fmt: skip
     name = "divergence@0.5"
-    a, b, both, half = (learner.outputs(forest, (name,), given=g)[name] for g in (one, other, mixed, none))
+    a, b, both, half = (learner.outputs(forest, (name,), constants=g)[name] for g in (one, other, mixed, none))
     assert torch.equal(both, torch.where(rows, a, b)) and float((a - b)[0].abs()) > 1e-3
     assert torch.equal(half, torch.where(rows, a, 0.0))
 
@@ -214,16 +214,16 @@ def test_a_teacher_on_a_support_and_at_a_temperature():
     support = [torch.tensor([[4, 9, 2], [5, -1, -1]])]
     forest = Forest.from_completions([[2, 3]], [[[4, 5]]], [0], support=support, sampling={"temperature": 0.7})
     learner, teacher = TorchLearner(clean_llama(), lr=0.0), clean_llama(seed=1)
-    given_ = told(TorchLearner(teacher, lr=0.0), forest, 2)
-    assert given_["teacher_ids"][1].tolist() == [5, -1]
-    assert sorted({4, 9, 2} - set(given_["teacher_ids"][0].tolist()))  # one of them is the rest
-    actual = learner.outputs(forest, ("divergence@0.0",), given=given_)["divergence@0.0"]
+    constants = told(TorchLearner(teacher, lr=0.0), forest, 2)
+    assert constants["teacher_ids"][1].tolist() == [5, -1]
+    assert sorted({4, 9, 2} - set(constants["teacher_ids"][0].tolist()))  # one of them is the rest
+    actual = learner.outputs(forest, ("divergence@0.0",), constants=constants)["divergence@0.0"]
     with torch.no_grad():
         z, t = (m(torch.tensor([[2, 3]])).logits[0, -1, [4, 9, 2]] / 0.7 for m in (learner.model, teacher))
     expected = by_loop(z.softmax(0).tolist(), t.softmax(0).tolist(), 0)  # two named ids and one other are all three
     assert actual.tolist() == pytest.approx([expected, 0.0], abs=1e-12)
     gradient = learner.gradient(forest, lambda x: x["divergence@0.0"].sum(), names=("logprob", "divergence@0.0"),
-                                given=given_)  # fmt: skip
+                                constants=constants)  # fmt: skip
     assert all(bool(g.isfinite().all()) for g in gradient.values())
 
 
@@ -235,13 +235,13 @@ def test_chunks_change_nothing(at_once):
     target, warm = torch.randint(0, 23, (12,), generator=generator), torch.linspace(0.5, 2, 12, dtype=F64)
     table = torch.randn(12, 23, dtype=F64, generator=generator).log_softmax(1)
     ids = table.topk(3, 1).indices
-    given_ = {"teacher_ids": ids, "teacher_logprob": with_rest(table, table.logsumexp(1), ids)}
+    constants = {"teacher_ids": ids, "teacher_logprob": with_rest(table, table.logsumexp(1), ids)}
     names = ("divergence@0.5", "likeliest@3", "logprob", "likeliest_logprob@3")
-    actual = read(readout, states, target, warm, None, names, logits_at_once=at_once, given=given_)
+    actual = read(readout, states, target, warm, None, names, logits_at_once=at_once, constants=constants)
     z = (readout.causal.lm_head(states) / warm[:, None]).log_softmax(1)
     student = torch.cat([z.gather(1, ids), z.scatter(1, ids, -torch.inf).logsumexp(1)[:, None]], 1)
     expected = [by_loop(a.exp().tolist(), b.exp().tolist(), 0.5)
-              for a, b in zip(student, given_["teacher_logprob"], strict=True)]  # fmt: skip
+              for a, b in zip(student, constants["teacher_logprob"], strict=True)]  # fmt: skip
     assert actual["divergence@0.5"].tolist() == pytest.approx(expected, abs=1e-12)
     assert torch.equal(actual["likeliest@3"].long(), z.topk(3, 1).indices)
     assert torch.allclose(actual["likeliest_logprob@3"][:, :3], z.topk(3, 1).values.detach(), atol=1e-12)
@@ -252,9 +252,9 @@ def test_all_logits_are_never_held():
     model.lm_head.register_forward_hook(lambda module, inputs, output: held_sizes.append(output.numel()))
     forest = Forest.from_completions([[2, 3]], [[[4, 5, 6, 7]] * 20], [0] * 20)
     learner = TorchLearner(model, lr=0.0, logits_at_once=230)
-    given_ = told(learner, forest, 3)
+    constants = told(learner, forest, 3)
     name = "divergence@0.5"
-    learner.gradient(forest, lambda x: x[name].sum(), names=("logprob", name), given=given_)
+    learner.gradient(forest, lambda x: x[name].sum(), names=("logprob", name), constants=constants)
     assert (
         max(held_sizes[4:]) <= 230 and len(held_sizes) > 3 * 8
     )  # after the probe's four; computed again in the backward pass
@@ -280,10 +280,10 @@ def test_what_is_refused():
         ("likeliest@x", "number of ids"),
     ):
         ids, logprob = torch.zeros(2, 1).long(), torch.zeros(2, 2, dtype=F64)
-        given_ = {"teacher_ids": ids, "teacher_logprob": logprob} if "mixture" in what else None
+        constants = {"teacher_ids": ids, "teacher_logprob": logprob} if "mixture" in what else None
         with pytest.raises(ModelError, match=what):
-            learner.outputs(forest, (name,), given=given_)
+            learner.outputs(forest, (name,), constants=constants)
     with pytest.raises(ModelError, match="has no gradient"):
         learner.gradient(forest, lambda x: x["logprob"].sum(), names=("logprob", "likeliest@2"))
     with pytest.raises(ValueError, match="has 3 rows"):
-        learner.step(forest, lambda x: x["logprob"].sum(), given={"teacher_ids": torch.zeros(3, 1)})
+        learner.step(forest, lambda x: x["logprob"].sum(), constants={"teacher_ids": torch.zeros(3, 1)})

@@ -64,7 +64,7 @@ def test_a_step_too_small_for_bfloat16_is_seen_and_not_lost():
         optimiser.collect()
         optimiser.step()
         if optimiser.steps == 1:
-            assert optimiser.moved == 0.5
+            assert optimiser.moved_share == 0.5
             assert large.tolist() == [1.0] * 4 and small.tolist() != [1e-3] * 4
         optimiser.zero()
     # 40 steps of 1e-4 are 0.004 = 2^-8: what was rounded away each time has arrived
@@ -78,12 +78,12 @@ def test_what_float32_weights_move_is_told_by_a_sample():
     optimiser = Optimiser({"pushed": pushed, "still": still}, lr=1e-3)
     pushed.grad = torch.ones_like(pushed)
     optimiser.step()
-    assert optimiser.moved == 0.5 and not optimiser.copies
+    assert optimiser.moved_share == 0.5 and not optimiser.copies
     # near 1 float32 has steps of 2^-24 (6e-8) below: a step of 1e-9 is lost in every weight
     lost = Optimiser({"pushed": torch.nn.Parameter(torch.ones(300_000))}, lr=1e-9)
     lost.parameter_by_name["pushed"].grad = torch.ones(300_000)
     lost.step()
-    assert lost.moved == 0.0
+    assert lost.moved_share == 0.0
 
 
 def test_a_learning_rate_that_bfloat16_hardly_sees_is_warned_of(tmp_path):

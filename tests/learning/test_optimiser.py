@@ -39,7 +39,7 @@ def test_a_step_reports_the_norm_before_clipping():
     p, optimiser = one_weight(2.0, 4.0, lr=0.5, max_grad_norm=1.0)
     assert optimiser.step() == 4.0
     assert float(p.detach()) == pytest.approx(1.5, abs=1e-6)
-    assert (optimiser.steps, optimiser.moved) == (1, 1.0)
+    assert (optimiser.steps, optimiser.moved_share) == (1, 1.0)
 
 
 def test_a_limit_of_zero_clips_nothing():
@@ -52,7 +52,7 @@ def test_a_limit_of_zero_clips_nothing():
 def test_a_step_that_is_not_finite_changes_nothing(gradient):
     p, optimiser = one_weight(2.0, gradient, lr=0.5)
     assert not math.isfinite(optimiser.step())
-    assert (float(p.detach()), optimiser.steps, optimiser.moved) == (2.0, 0, None)
+    assert (float(p.detach()), optimiser.steps, optimiser.moved_share) == (2.0, 0, None)
 
 
 def test_multiples_scale_the_learning_rate_by_prefix():

@@ -69,7 +69,7 @@ AVERAGE, GRADIENT = [0.2, -0.3, 0.0], [-1.0, -0.1, 0.0]
 def after_average(kind, gradient, average, rule=None, value=(1.0, 1.0, 1.0), **settings):
     """A step of an optimiser that has an average: the parameter and the new average."""
     p, optimiser = one(list(value), kind, rule=rule, **settings)
-    saved = {name: torch.zeros_like(x) for name, x in optimiser.expected(1).items()}
+    saved = {name: torch.zeros_like(x) for name, x in optimiser.expected_tensors(1).items()}
     saved |= {"parameter/w": p.detach().clone(), "exp_avg/w": torch.tensor([average], dtype=torch.float64)}
     optimiser.load_tensors(saved, 1)
     return step(p, optimiser, gradient), optimiser.tensors()["exp_avg/w"][0].tolist()
@@ -183,7 +183,7 @@ def test_muon_makes_steps_of_hidden_matrices_orthogonal():
     """The step of a hidden matrix [6, 4] divided by lr .2 sqrt(6) has singular values about 1; AdamW moves the rest."""
     torch.manual_seed(0)
     listed_settings = {"layers.0.w": nn.Parameter(torch.zeros(6, 4)), "embed.weight": nn.Parameter(torch.zeros(6, 4))}
-    optimiser = Optimiser(listed_settings, kind="muon", lr=0.1, max_grad_norm=None, apart=("embed.",))
+    optimiser = Optimiser(listed_settings, kind="muon", lr=0.1, max_grad_norm=None, outer_names=("embed.",))
     for p in listed_settings.values():
         p.grad = torch.randn(6, 4) @ torch.diag(torch.tensor([10.0, 3.0, 1.0, 0.3]))
     sign = listed_settings["embed.weight"].grad.sign()
@@ -228,7 +228,7 @@ def test_two_steps_and_two_more_are_four(kind, rule):
     first, begun = fresh()
     run(first, begun, gradients[:2])
     saved = begun.tensors()
-    assert saved.keys() == begun.expected(2).keys()
+    assert saved.keys() == begun.expected_tensors(2).keys()
     second, resumed = fresh()
     resumed.load_tensors(saved, 2)
     run(second, resumed, gradients[2:])

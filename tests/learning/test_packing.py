@@ -137,7 +137,7 @@ def test_a_tree_longer_than_the_limit_is_cut_by_leaves():
 def test_microbatches_keep_to_their_limit(limit):
     forest = random_forest(3)
     batches = Packing(forest, limit=limit).microbatches(torch.arange(forest.n_entries))
-    assert all(b.stored <= limit or len(b.lengths) == 1 for b in batches)
+    assert all(b.n_stored <= limit or len(b.lengths) == 1 for b in batches)
     assert torch.cat([b.entries for b in batches]).sort().values.tolist() == list(range(forest.n_entries))
 
 
@@ -155,7 +155,7 @@ def test_microbatches_are_of_similar_sizes(lengths, limit, expected):
     packing._exceeds_images = lambda *_: False
     packing._greedy = partial(Packing._greedy, packing)
     rows = [Row(torch.zeros(n), torch.zeros(0)) for n in lengths]
-    batches = Packing._together(packing, rows)
+    batches = Packing._fill_batches(packing, rows)
     assert [[row.tokens.numel() for row in batch] for batch in batches] == expected
 
 

@@ -260,7 +260,7 @@ def test_what_one_policy_kept_is_of_no_use_to_another() -> None:
     longer = (2, 3, 4, *first.tokens, 5)
     fresh = ask(longer, "verifier", ())
     assert ask(longer, "verifier").logprobs == pytest.approx(fresh.logprobs, abs=1e-12)
-    assert (engine.reused_tokens, engine._prefixes.mismatched) == (0, 1)
+    assert (engine.reused_tokens, engine._prefixes.n_mismatched) == (0, 1)
     assert ask((*longer, 6), "verifier", ()).tokens  # nothing was kept without a name
     engine.release()
     with pytest.raises(ModelError, match="no policy 'judge'; the run has solver, verifier"):

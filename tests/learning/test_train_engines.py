@@ -54,7 +54,7 @@ def test_slopes_of_a_shared_token_add_up(seed: int) -> None:
     given_random_forest = random_forest(seed)
     actual = Rows.of(given_random_forest, torch.arange(given_random_forest.n_entries))
     slope = torch.arange(1.0, given_random_forest.n_entries + 1, dtype=torch.float64)
-    full_scattered = torch.cat(actual.scattered(slope))
+    full_scattered = torch.cat(actual.scatter(slope))
     assert float(full_scattered.sum()) == float(slope.sum())
     warmth = [s.get("temperature", 1.0) for s in given_random_forest.sampling]
     keys = [
@@ -64,7 +64,7 @@ def test_slopes_of_a_shared_token_add_up(seed: int) -> None:
         )
     ]
     assert sum(actual.sizes) == len(set(keys))  # every stored token is read once at each temperature
-    back = actual.gathered(actual.scattered(torch.ones(given_random_forest.n_entries, dtype=torch.float64)))
+    back = actual.gather(actual.scatter(torch.ones(given_random_forest.n_entries, dtype=torch.float64)))
     assert back.tolist() == [keys.count(key) for key in keys]
 
 

@@ -6,7 +6,7 @@ import torch
 import gxpo
 from gxpo.algorithms.credit.tilted import tilted
 from gxpo.algorithms.weighting.token_curves import equal_values
-from gxpo.sampling.rollouts.monte_carlo_values import reduced
+from gxpo.sampling.rollouts.monte_carlo_values import reduce_outcomes
 
 
 def column(*values):
@@ -97,9 +97,9 @@ def test_values_count_alike_over_the_batch():
     ],
 )
 def test_the_value_of_a_state_from_its_continuations(how, eta, outcome, value):
-    assert reduced(column(*outcome)[None], how, eta).item() == pytest.approx(value, abs=1e-6)
+    assert reduce_outcomes(column(*outcome)[None], how, eta).item() == pytest.approx(value, abs=1e-6)
 
 
 def test_a_state_without_scored_continuations_has_no_value():
     for how in ("mean", "any", "soft"):
-        assert reduced(column(float("nan"), float("nan"))[None], how).isnan().all()
+        assert reduce_outcomes(column(float("nan"), float("nan"))[None], how).isnan().all()

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from tests.battery import ON_BATTERY, battery, composed_once, given_of, kinds_of_parts, made_up, policy_of
+from tests.battery import ON_BATTERY, battery, composed_once, constants_of, kinds_of_parts, made_up, policy_of
 from tests.learning.llamas import clean_llama
 from tests.thorough import cover, cover_in_lists
 
@@ -212,7 +212,7 @@ def test_the_gradient_is_the_same_however_the_step_is_cut(name, learner):
             active=active,
             cuts=cuts,
             two_pass=two_pass,
-            given=given_of(m, signals),
+            constants=constants_of(m, signals),
         )
         return torch.cat([g.reshape(-1) for _, g in sorted(actual.items())])
 

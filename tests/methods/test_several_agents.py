@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.algorithms.objectives.role_kl import adapted, step_penalty
+from gxpo.algorithms.objectives.role_kl import adapt_coef, step_penalty
 from gxpo.algorithms.signals.central_value import joint_features
 from gxpo.environments.tasks.peers import social_figures
 from gxpo.learning.turns_reversed import agent_order, turn_ratio
@@ -48,7 +48,7 @@ def test_agents_of_one_episode_share_their_factor():
 
 def test_the_penalty_of_a_step_has_a_root_and_a_value():
     assert float(step_penalty(torch.tensor(0.04, dtype=torch.float64), 1.0, 1.0)) == pytest.approx(0.24, abs=1e-7)
-    assert [adapted(1.0, kl, 0.01) for kl in (0.04, 0.001, 0.012)] == [2.0, 0.5, 1.0]
+    assert [adapt_coef(1.0, kl, 0.01) for kl in (0.04, 0.001, 0.012)] == [2.0, 0.5, 1.0]
 
 
 def test_a_central_critic_knows_the_others_of_an_episode():

@@ -18,7 +18,7 @@ def test_a_pair_is_the_same_as_two_arguments():
     pair, two = ModelObject.of((MODEL, TOKENIZER)), ModelObject.of(MODEL, TOKENIZER)
     assert pair is not None and two is not None
     assert pair.model is two.model is MODEL and pair.tokenizer is two.tokenizer is TOKENIZER
-    assert pair.dtype == "float32" and pair.described.startswith("argument, a LlamaForCausalLM of ")
+    assert pair.dtype == "float32" and pair.description.startswith("argument, a LlamaForCausalLM of ")
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from transformers import LlamaForCausalLM
 
 from gxpo.base.errors import ModelError
 from gxpo.bench.random_models import KINDS, TINY, Sizes
-from gxpo.learning.lora import LoraSettings, merged
+from gxpo.learning.lora import LoraSettings, merge_adapters
 from gxpo.models.decoder.forward import Decoder
 from gxpo.models.tiny import character_tokenizer
 from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.sampling.engines import network
 from gxpo.sampling.engines.torch import TorchEngine
-from gxpo.training.models.check import checked
+from gxpo.training.models.check import check_loaded
 from gxpo.training.models.load import Loaded, load
 
 WIDE = Sizes(128, 32, 48, 2, 4, 2, 12, 256, 4, 4)  # more ids than the tokenizer's 100
@@ -36,7 +36,7 @@ def test_a_padded_vocabulary_and_a_pad_token_that_is_an_end(tmp_path):
     ends = {c.tokens[-1] for c in drawn_value if c.finish == "stop"}
     assert ends == {2, 5} and not any({2, 5} & set(c.tokens[:-1]) for c in drawn_value)
     assert max(max(c.tokens) for c in drawn_value) >= 100
-    actual = checked(loaded)
+    actual = check_loaded(loaded)
     assert (actual.forward, actual.training, actual.tied_head, actual.problems) == ("fast", "packed", True, [])
     assert actual.vocabulary == "128 (tokenizer: 100)" and actual.end_ids == [2, 5]
     assert max(actual.sampler_gap, actual.transformers_gap) < 1e-5
@@ -47,7 +47,7 @@ def test_a_padded_vocabulary_and_a_pad_token_that_is_an_end(tmp_path):
 def test_what_is_wrong_with_a_model_is_a_problem():
     model, tokenizer = made("llama"), character_tokenizer()
     model.generation_config.eos_token_id = tokenizer.eos_token = None
-    actual = checked(Loaded(model, tokenizer, "odd", None))
+    actual = check_loaded(Loaded(model, tokenizer, "odd", None))
     assert actual.end_ids == [] and len(actual.problems) == 2
     assert "the tokenizer has 100 tokens, the model 31" in actual.problems[0]
     assert "no end-of-sequence id is known" in actual.problems[1]
@@ -59,7 +59,7 @@ def test_what_is_wrong_with_a_model_is_a_problem():
     ("qwen3-moe", "fast", "packed"),
 ])  # fmt: skip
 def test_how_a_model_is_run_is_said_with_the_reason(name, forward, training):
-    actual = checked(Loaded(KINDS[name].model(WIDE), character_tokenizer(), name, None))
+    actual = check_loaded(Loaded(KINDS[name].model(WIDE), character_tokenizer(), name, None))
     assert actual.forward.startswith(forward) and actual.training == training and actual.problems == []
     assert any("load-balancing loss" in note for note in actual.notes) == (name == "qwen3-moe")
 
@@ -93,7 +93,7 @@ def test_a_subclass_is_fast_only_where_it_computes_the_same():
     forest = sampled(TorchEngine(odd, stop_ids=[]), False)
     assert torch.allclose(forest.path_behaviour_logprob, alone(odd, forest)["logprob"], rtol=0, atol=1e-5)
     own_learner = learner(odd)
-    assert not own_learner._readout.split and own_learner._readout.decoder is None
+    assert not own_learner._readout.is_split and own_learner._readout.decoder is None
     assert torch.allclose(own_learner.outputs(forest)["logprob"], forest.path_behaviour_logprob, rtol=0, atol=1e-5)
 
 
@@ -127,7 +127,7 @@ def test_an_adapter_on_the_head_is_read_by_sampler_and_learner():
     own_learner.restore({n: x + 0.1 * torch.randn(x.shape, generator=draw) for n, x in own_learner.snapshot().items()})
     bare = alone(own_learner.model, FORKED)["logprob"]
     assert torch.allclose(own_learner.outputs(FORKED)["logprob"], bare, rtol=0, atol=1e-5)
-    one = merged(copy.deepcopy(own_learner.model))
+    one = merge_adapters(copy.deepcopy(own_learner.model))
     assert torch.allclose(alone(one, FORKED)["logprob"], bare, rtol=0, atol=1e-5)
 
 

@@ -47,7 +47,7 @@ def test_another_part_takes_its_numbers_with_it():
 
 def test_a_part_by_the_name_that_the_base_has_is_no_replacement():
     actual = left_of({"credit.scale": "none"}, {"credit": ("relative", "--set"), "credit.scale": ("none", "mine")})
-    assert actual.left == ("credit.scale",) and not actual.replaced
+    assert actual.intact == ("credit.scale",) and not actual.is_replaced
 
 
 def test_the_base_itself_loses_its_advantage():
@@ -59,9 +59,9 @@ def test_the_base_itself_loses_its_advantage():
 
 def test_a_key_that_is_gone_names_what_there_is_in_its_place():
     gone = left_of({"weight.mismatch": "token_weight"}, {})
-    assert gone.replaced and gone.why == ("the base's weight",)
+    assert gone.is_replaced and gone.replacements == ("the base's weight",)
     other = left_of({"weight.mismatch": "token_weight"}, {"weight.other": ("group_weight", "--set")})
-    assert other.why == ("weight [--set]",)
+    assert other.replacements == ("weight [--set]",)
 
 
 def test_a_systems_version_of_the_method_is_the_method():

@@ -18,13 +18,13 @@ def test_support_is_truncated_by_top_k_or_top_p_above_temperature_zero():
 
 def test_a_completion_within_its_room_is_the_same_object():
     completion = Completion([4, 5], [-1.0, -2.0], "stop")
-    assert completion.within(2) is completion and completion.within(9) is completion
+    assert completion.truncate(2) is completion and completion.truncate(9) is completion
 
 
 def test_a_completion_is_cut_with_its_columns():
     support = np.array([[4, 8], [5, -1], [6, 7]])
     completion = Completion([4, 5, 6], [-1.0, -2.0, -3.0], "stop", support, policy_version=1, versions=((1, 2), (2, 3)))
-    cut = completion.within(2)
+    cut = completion.truncate(2)
     assert (cut.tokens, cut.logprobs, cut.finish) == ([4, 5], [-1.0, -2.0], "length")
     assert cut.support is not None and cut.support.tolist() == [[4, 8], [5, -1]]
     assert (cut.policy_version, cut.versions) == (1, ((1, 2),))
@@ -32,7 +32,7 @@ def test_a_completion_is_cut_with_its_columns():
 
 
 def test_a_misread_completion_stays_misread_when_it_is_cut():
-    assert Completion([4, 5], [-1.0, -2.0], MISREAD).within(1).finish == MISREAD
+    assert Completion([4, 5], [-1.0, -2.0], MISREAD).truncate(1).finish == MISREAD
 
 
 def test_cost_is_priced_per_million_of_each_count():

@@ -52,7 +52,7 @@ def test_prior_of_two_with_mean_half_is_the_beta_mean():
 def test_prior_shrinks_towards_the_mean_over_all_tasks():
     memory = TaskMemory(rows={"a": [1.0, 1.0], "b": [0.0, 3.0]})  # one success of four
     assert memory.predict(["a", "b", "c"], prior=4.0) == [2 / 5, 1 / 7, 1 / 4]
-    assert TaskMemory().predict(["a"], prior=3.0, unseen=0.5) == [0.5]
+    assert TaskMemory().predict(["a"], prior=3.0, initial=0.5) == [0.5]
     assert math.isnan(TaskMemory().predict(["a"], prior=3.0)[0])
 
 

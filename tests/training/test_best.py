@@ -21,7 +21,7 @@ def test_the_first_of_equal_readings_is_the_best():
     seen_add_rows = [best.add_row(reading(i, x)) for i, x in enumerate([0.2, 0.5, 0.5, None, float("nan"), 0.4, 0.6])]
     assert seen_add_rows == [True, True, False, False, False, False, True]
     assert (best.value, best.step) == (0.6, 6)
-    assert not best.add_row({"step": 7, "reward_mean": 9.0}) and best.waited == 0  # a line without it is no reading
+    assert not best.add_row({"step": 7, "reward_mean": 9.0}) and best.n_waited == 0  # a line without it is no reading
 
 
 def test_less_is_better_where_it_is_said():
@@ -33,7 +33,7 @@ def test_a_line_that_is_read_twice_counts_once():
     patience = Patience("eval_accuracy", 2, 0.1)
     for step, value in [(0, 0.5), (1, 0.55), (1, 0.55)]:  # .05 is less than min_delta
         patience.best.add_row(reading(step, value))
-    assert not patience.is_over and patience.best.waited == 1
+    assert not patience.is_over and patience.best.n_waited == 1
     patience.best.add_row(reading(2, 0.5))
     assert patience.is_over
     assert patience.reason == "eval_accuracy has not improved in 2 readings: best eval_accuracy 0.5 at step 0"
@@ -78,7 +78,7 @@ def test_a_killed_and_resumed_run_keeps_and_stops_as_a_calm_one(tmp_path):
     rewards = [row["reward_mean"] for row in calm.metrics]
     best = rewards.index(max(rewards))
     assert calm.step == best + 1 + 3 < 30 and calm.stopped.startswith("reward_mean has not improved in 3 readings")
-    assert calm.trainer.finished and calm.evaluations[-1]["step"] == calm.step
+    assert calm.trainer.is_finished and calm.evaluations[-1]["step"] == calm.step
 
     def kill(row):
         if row["step"] == best + 2:

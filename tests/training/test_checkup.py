@@ -78,7 +78,7 @@ def test_the_closing_lines(tmp_path, sick, capsys):
 def test_what_was_said_already_is_not_said_again(tmp_path):
     resolved = config.load(None, ["model=tiny:cold", "task=arithmetic"])
     doctor = Checkup(tmp_path, resolved, [{"step": 0, "eval_accuracy": 0.0}])
-    doctor({"step": 1, "reward_mean": 0.0}, warned=True)
+    doctor({"step": 1, "reward_mean": 0.0}, has_warned=True)
     assert doctor.live.warned_ids >= checkup.NOTHING_LEARNED
     assert doctor.live.log().steps("eval/accuracy").tolist() == [0]
 

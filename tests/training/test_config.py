@@ -357,14 +357,14 @@ def test_keys_over_a_method_that_was_composed_in_python():
 
     method = gxpo.method("dr_grpo+gspo", {"objective.clip_low": 0.1, "rollout.group_size": 4})
     given_settings = {"credit": own, "rollout.group_size": 2, "optim.lr": 1e-3}
-    actual = config.resolve({k: Stated(v, "argument") for k, v in given_settings.items()}, composed=method)
+    actual = config.resolve({k: Stated(v, "argument") for k, v in given_settings.items()}, composition=method)
     origins = {k: (s.value, s.origin) for k, s in actual.keys.items()}
     assert origins["rollout.group_size"] == (2, "argument") and origins["credit"] == (own, "argument")
     assert origins["objective.clip_low"] == (0.1, "override") and origins["objective.ratio"][1] == "gspo"
     assert origins["optim.lr"] == (1e-3, "argument") and "credit.scale" not in origins
     assert actual.method.name == "dr_grpo+gspo" and method.rollout.group_size == 4  # the caller's stays as it is
     assert gxpo.method(method) is method and gxpo.method(method, {"rollout.group_size": 8}).rollout.group_size == 8
-    assert config.resolve({"compat": Stated("verl", "argument")}, composed=gxpo.method("grpo")).method.keys == (
+    assert config.resolve({"compat": Stated("verl", "argument")}, composition=gxpo.method("grpo")).method.keys == (
         gxpo.method("grpo", compat="verl").keys
     )
 
@@ -372,6 +372,6 @@ def test_keys_over_a_method_that_was_composed_in_python():
 def test_keys_over_a_method_with_replaced_parts_are_refused():
     changed = dataclasses.replace(gxpo.method("grpo"), weights={})
     with pytest.raises(ConfigError, match=r"credit\.scale: parts of method grpo were replaced after it was composed"):
-        config.resolve({"credit.scale": Stated("none", "argument")}, composed=changed)
+        config.resolve({"credit.scale": Stated("none", "argument")}, composition=changed)
     with pytest.raises(ConfigError, match="set names a method beside method=: leave one out"):
         gxpo.train("tiny:cold", "arithmetic", gxpo.method("grpo"), set={"method": "rloo"})

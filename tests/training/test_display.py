@@ -76,10 +76,10 @@ def test_the_time_that_is_left_is_by_the_share_that_is_done(monkeypatch):
     full_text = "step 3/12  0:04:30 left  reward_mean 0.500  zero_signal_groups 50%  eval_accuracy 0.250"
     assert latest.text() == latest.text(len(full_text)) == full_text
     assert latest.text(68) == "step 3/12  0:04:30 left  reward_mean 0.500  zero_signal_groups 50%"
-    run.trainer.spent = 0.5  # a budget that is spent sooner than the steps
-    assert latest.left == "0:01:30 left"
+    run.trainer.budget_share = 0.5  # a budget that is spent sooner than the steps
+    assert latest.time_left == "0:01:30 left"
     assert "runs/&lt;b&gt;" in html(latest) and "value='0.5000'" in html(latest)
-    run.trainer.spent = 0.0
+    run.trainer.budget_share = 0.0
 
 
 def test_hours_minutes_seconds():

@@ -174,7 +174,7 @@ def test_a_template_of_the_run_goes_with_the_tokenizer(full: gxpo.Run, tmp_path:
     template.write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
     keys = config.read(full.path / "config.yaml") | {"chat.template": config.Stated(str(template), "--set")}
     parameters = parameters_of(full.path)
-    _, tokenizer = export.trained(config.resolve(keys).settings, parameters)
+    _, tokenizer = export.load_trained(config.resolve(keys).settings, parameters)
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi"
 
 
@@ -204,4 +204,4 @@ def test_a_full_disk_leaves_nothing(full: gxpo.Run, tmp_path: Path, monkeypatch:
 def test_another_model_under_the_same_name(lora: gxpo.Run, tmp_path: Path) -> None:
     keys = config.read(lora.path / "config.yaml") | {"learner.lora_rank": config.Stated(8, "--set")}
     with pytest.raises(ModelError, match=r"checkpoint and model differ: base_model.* \(4, \d+\) in the checkpoint"):
-        export.trained(config.resolve(keys).settings, parameters_of(lora.path))
+        export.load_trained(config.resolve(keys).settings, parameters_of(lora.path))

@@ -16,7 +16,7 @@ from gxpo.parts.protocols import Budget
 from gxpo.training import gradient_signal as meter
 from gxpo.training.bound_learner import BoundLearner
 from gxpo.training.config import resolve
-from gxpo.training.gradient_signal import Measured, agreement_of, measure, noise_scale, recommended, signal_of
+from gxpo.training.gradient_signal import SizeMeasurement, agreement_of, measure, noise_scale, recommend, signal_of
 from gxpo.training.loop import Trainer
 
 COLD = {
@@ -53,9 +53,9 @@ def test_a_sketch_keeps_inner_products_on_average(monkeypatch):
     draws = torch.Generator().manual_seed(1)
     a = {"x": torch.randn(40, 30, generator=draws), "y": torch.randn(500, generator=draws)}
     b = {k: x + torch.randn(x.shape, generator=draws) for k, x in a.items()}
-    exact = float(meter._sketched(a) @ meter._sketched(b))
+    exact = float(meter._sketch(a) @ meter._sketch(b))
     monkeypatch.setattr(meter, "SKETCH", 1024)
-    one, other = meter._sketched(a), meter._sketched(b)
+    one, other = meter._sketch(a), meter._sketch(b)
     assert len(one) == 1024
     size = float(one.norm() * other.norm())
     assert abs(float(one @ other) - exact) < 4 * size / 1024**0.5
@@ -80,7 +80,7 @@ def test_the_tasks_gradients_add_up_to_the_steps(trainer, method):
     parts = meter.gradients(t, forest, tools)
     read, signals, credit, weight = t.assign_credit(forest, tools)
     full_gradient = BoundLearner(t.learner, t.method, read, signals, 1).gradient(read, credit, weight)
-    total = meter._sketched(full_gradient)
+    total = meter._sketch(full_gradient)
     assert parts.shape == (5, len(total))
     assert float((parts.sum(0) - total).norm()) <= 1e-4 * float(total.norm()) and float(total.norm()) > 0
 
@@ -114,17 +114,17 @@ def row(size, signal, error, tokens, signs=(1, -1)):
     """Of 8 tasks; without each of them the signal is error / sqrt(7) more or less: the jackknife's is `error`."""
     without = tuple(signal + sign * error / 7**0.5 for sign in (signs * 8)[:8])
     to_agree = tokens / signal if signal > 0 else None
-    return Measured("grpo", size, 8, 0.5, signal, error, tokens, None, to_agree, 0.0, without=without)
+    return SizeMeasurement("grpo", size, 8, 0.5, signal, error, tokens, None, to_agree, 0.0, signal_without=without)
 
 
 def test_the_recommendation_counts_tokens_and_knows_its_error():
     few, many, none = row(4, 0.10, 0.001, 100.0), row(8, 0.12, 0.001, 200.0), row(16, -0.01, 0.02, 400.0)
-    assert recommended([many, few, none]) == (few, True)  # 0.001 against 0.0006 a token
-    assert recommended([none]) == (None, False) and recommended([few]) == (few, True)
+    assert recommend([many, few, none]) == (few, True)  # 0.001 against 0.0006 a token
+    assert recommend([none]) == (None, False) and recommend([few]) == (few, True)
     # 0.001 (0.0006) a token against 0.0006 (0.00024), moved by different tasks: 0.0004 with an error of 0.00065
     unsure = row(4, 0.10, 0.06, 100.0)
-    assert recommended([unsure, row(8, 0.12, 0.048, 200.0, (1, 1, -1, -1))])[1] is False
-    assert recommended([unsure, row(8, 0.12, 0.10, 200.0)])[1] is True  # moved alike: 0.0004 with an error of 0.0001
+    assert recommend([unsure, row(8, 0.12, 0.048, 200.0, (1, 1, -1, -1))])[1] is False
+    assert recommend([unsure, row(8, 0.12, 0.10, 200.0)])[1] is True  # moved alike: 0.0004 with an error of 0.0001
 
 
 def test_the_cosine_of_expected_gradients():
@@ -141,14 +141,14 @@ def test_the_cosine_of_expected_gradients():
 
 def test_signals_are_related_on_the_same_tasks():
     base, twice = row(4, 0.10, 0.05, 100.0), row(8, 0.30, 0.15, 200.0)
-    assert meter._related(base, base).relative == 1 and meter._related(base, base).relative_error == 0
-    actual = meter._related(twice, base)  # three times the signal at twice the tokens, without any task
+    assert meter._relate(base, base).relative == 1 and meter._relate(base, base).relative_error == 0
+    actual = meter._relate(twice, base)  # three times the signal at twice the tokens, without any task
     assert actual.relative == pytest.approx(1.5) and actual.relative_error == pytest.approx(0, abs=1e-9)
     # 3 (1 + e) / (1 - e) / 2 and the inverse, e = 0.5 / sqrt(7): half the difference times sqrt(7)
     e = 0.5 / 7**0.5
-    other = meter._related(row(8, 0.30, 0.15, 200.0, (-1, 1)), base)
+    other = meter._relate(row(8, 0.30, 0.15, 200.0, (-1, 1)), base)
     assert other.relative_error == pytest.approx(7**0.5 * 0.75 * ((1 + e) / (1 - e) - (1 - e) / (1 + e)))
-    assert meter._related(base, row(4, -0.1, 0.05, 100.0)).relative is None
+    assert meter._relate(base, row(4, -0.1, 0.05, 100.0)).relative is None
 
 
 @pytest.mark.slow

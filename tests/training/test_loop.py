@@ -29,7 +29,7 @@ def test_ends_after_the_step_that_spends_the_tokens(tmp_path):
     run = trained(tmp_path / "run", **{"trainer.max_tokens": 70})
     tokens = [row["generated_tokens"] for row in run.metrics]
     assert tokens[-1] >= 70 > tokens[-2]
-    assert run.trainer.finished
+    assert run.trainer.is_finished
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_steps_without_a_signal_count_towards_max_updates(tmp_path):
             set={**KEYS, "trainer.max_updates": 3},
         )
     assert [row["optimiser_steps"] for row in run.metrics] == [0, 0, 0]
-    assert run.trainer.finished
+    assert run.trainer.is_finished
 
 
 @pytest.mark.slow

@@ -46,15 +46,15 @@ def test_nested_values_are_refused_and_leave_no_line(tmp_path: Path, value: obje
 def test_cut_drops_later_steps_and_a_torn_line(tmp_path: Path) -> None:
     file = filled(tmp_path, 5)
     before = file.path.read_bytes()
-    assert file.cut(5) == 0 and file.path.read_bytes() == before
+    assert file.truncate(5) == 0 and file.path.read_bytes() == before
     with open(file.path, "ab") as stream:
         stream.write(b'{"step": 6, "rew')
     assert [r["step"] for r in file.read()] == [1, 2, 3, 4, 5]
-    assert file.cut(5) == 1 and file.path.read_bytes() == before
-    assert file.cut(3) == 2 and [r["step"] for r in file.read()] == [1, 2, 3]
-    assert file.cut(0) == 3 and file.path.read_bytes() == b""
+    assert file.truncate(5) == 1 and file.path.read_bytes() == before
+    assert file.truncate(3) == 2 and [r["step"] for r in file.read()] == [1, 2, 3]
+    assert file.truncate(0) == 3 and file.path.read_bytes() == b""
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
-    assert MetricsFile(tmp_path / "none.jsonl").cut(3) == 0
+    assert MetricsFile(tmp_path / "none.jsonl").truncate(3) == 0
 
 
 def test_a_damaged_line_is_named_and_the_file_left(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_damaged_line_is_named_and_the_file_left(tmp_path: Path) -> None:
     lines = file.path.read_text().splitlines()
     file.path.write_text("\n".join([lines[0], "{oops", lines[2]]) + "\n")
     before = file.path.read_bytes()
-    for act in (file.read, lambda: file.cut(1)):
+    for act in (file.read, lambda: file.truncate(1)):
         with pytest.raises(RecordError, match=r"metrics.jsonl line 2 is not a JSON object"):
             act()
     assert file.path.read_bytes() == before

@@ -13,7 +13,7 @@ import gxpo
 from gxpo.base.errors import CheckpointError, ConfigError, GxpoError
 from gxpo.parts.definition import Stated
 from gxpo.training import checkpoint, config, metrics
-from gxpo.training.start import inherited, parameters_of
+from gxpo.training.start import inherit_keys, parameters_of
 from gxpo.training.train import free, keys_from_run
 
 SMALL = {
@@ -91,17 +91,17 @@ def test_lora_goes_on_with_its_adapters(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- settings
 def test_a_changed_method_leaves_what_nobody_stated_behind(old: gxpo.Run) -> None:
-    same = config.resolve(inherited(old.path, {}))
+    same = config.resolve(inherit_keys(old.path, {}))
     assert same.method.name == "dr_grpo" and same.keys["objective.aggregate"].value == "sequence_sum"
-    keys = inherited(old.path, {"method": Stated("gspo", "--set")})
+    keys = inherit_keys(old.path, {"method": Stated("gspo", "--set")})
     assert "objective.aggregate" not in keys and "trainer.tensorboard" not in keys and "out" not in keys
     assert keys["optim.lr"].value == 0.01 and "(" not in keys["optim.lr"].origin
     assert config.resolve(keys).method.name == "gspo"
-    other = config.resolve(inherited(old.path, {"credit": Stated("set_relative", "--set")}))
+    other = config.resolve(inherit_keys(old.path, {"credit": Stated("set_relative", "--set")}))
     assert "credit.scale" not in other.keys and other.method.name == "dr_grpo"
-    composed = inherited(old.path, {}, composed=True)
+    composed = inherit_keys(old.path, {}, is_composed=True)
     assert not any(k.startswith(("credit", "objective", "method")) for k in composed) and "optim.lr" in composed
-    assert config.resolve(composed, composed=gxpo.method("rloo")).method.name == "rloo"
+    assert config.resolve(composed, composition=gxpo.method("rloo")).method.name == "rloo"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_inherited_key_that_the_new_method_lacks_is_left_out(
     (tmp_path / "config.yaml").write_text(first.to_yaml())
     key = list(stated)[-1]
     line = next(i for i, x in enumerate(first.to_yaml().splitlines(), 1) if x.startswith(f"{key}:"))
-    keys = inherited(tmp_path, {k: Stated(v, "argument") for k, v in changed.items()})
+    keys = inherit_keys(tmp_path, {k: Stated(v, "argument") for k, v in changed.items()})
     with pytest.warns(UserWarning, match=rf"config\.yaml:{line}: {key}={stated[key]} is left out: \w+ has no such key"):
         resolved = config.resolve(keys)
     assert key not in resolved.keys
@@ -131,10 +131,10 @@ def test_inherited_key_that_the_new_method_lacks_is_left_out(
 def test_origins_survive_a_second_inheritance(old: gxpo.Run, tmp_path: Path) -> None:
     second = tmp_path / "second"
     second.mkdir()
-    (second / "config.yaml").write_text(config.resolve(inherited(old.path, {})).to_yaml())
-    keys = inherited(second, {"method": Stated("rloo", "--set")})
+    (second / "config.yaml").write_text(config.resolve(inherit_keys(old.path, {})).to_yaml())
+    keys = inherit_keys(second, {"method": Stated("rloo", "--set")})
     assert "credit.scale" not in keys and "trainer.tensorboard" not in keys and keys["optim.lr"].value == 0.01
-    kept_inherited = inherited(second, {})
+    kept_inherited = inherit_keys(second, {})
     assert kept_inherited["credit.scale"].origin.endswith("(dr_grpo)") and kept_inherited[
         "credit.scale"
     ].origin.startswith(str(second))

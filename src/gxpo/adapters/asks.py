@@ -369,8 +369,8 @@ def _stages(
 def _loss(method: Method, forest: Forest, credit: Tensor, signals: Signals, step: int) -> Tensor:
     """Evaluate the objective of a policy that has not moved, with weights of 1."""
     signals = Signals.of(forest, {**signals, **method.targets(forest, signals, step)}, signals.axes)
-    target_values = {n: signals[n] for term in method.terms.values() for n in getattr(term, "given", ())}
-    policy_outputs = StandIn().outputs(forest, (*method.outputs, "entropy"), given=target_values)
+    target_values = {n: signals[n] for term in method.terms.values() for n in getattr(term, "constants", ())}
+    policy_outputs = StandIn().outputs(forest, (*method.outputs, "entropy"), constants=target_values)
     policy = PolicyTokens(
         policy_outputs["logprob"],
         forest.path_behaviour_logprob,

@@ -39,7 +39,7 @@ class StandIn:
         names: Sequence[str] = ("logprob",),
         *,
         policy: str = "current",
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Policy outputs by name, float64 [P]; [P, K] for the K likeliest ids and [P, K + 1] for their log-probs."""
         before = forest.pack().predecessor[forest.path_token].clamp_min(0)

@@ -375,8 +375,8 @@ class WithMethod(trl_records.Records):
         return tuple(dict.fromkeys((*self.gxpo_method.outputs, "entropy")))
 
     def _constants(self, batch: ScoredBatch) -> dict[str, Tensor]:
-        """Signals that policy outputs are computed with (`TermPart.given`)."""
-        names = dict.fromkeys(n for term in self.gxpo_method.terms.values() for n in getattr(term, "given", ()))
+        """Signals that policy outputs are computed with (`TermPart.constants`)."""
+        names = dict.fromkeys(n for term in self.gxpo_method.terms.values() for n in getattr(term, "constants", ()))
         return {name: batch.signals[name] for name in names}
 
     def _follow_figures(self, window: Window, entries: Tensor, outputs: Mapping[str, Tensor]) -> None:
@@ -451,7 +451,7 @@ class WithMethod(trl_records.Records):
         if self._extra_outputs or self._has_other_temperatures(window.batch.forest):
             window_rows = window.batch
             x = self._services.learner.outputs(
-                window_rows.forest, self._names, given=self._constants(window_rows) or None
+                window_rows.forest, self._names, constants=self._constants(window_rows) or None
             )
             return self._with_slope(window, x, mode)
         # micro-batches have widths of their own, and processes rows in another order: both are undone after the gather

@@ -192,7 +192,7 @@ def _policy_figures(
         low = (column(x.ratio < least) > 0) & (credit < 0)
         high = (column(x.ratio > most) > 0) & (credit > 0)
     else:
-        cut = term.cut(forest, policy, credit, scored_batch.weight)
+        cut = term.is_cut(forest, policy, credit, scored_batch.weight)
         low, high = cut & (credit < 0), cut & (credit > 0)
     return {
         "clip_ratio/low_mean": rows.mean(low),

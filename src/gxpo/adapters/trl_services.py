@@ -22,7 +22,7 @@ from gxpo.learning.torch import TorchLearner
 from gxpo.models.chat.plain import Tokens
 from gxpo.models.decoder.vision import picture_grid_of
 from gxpo.parts.protocols import Task
-from gxpo.sampling.rollouts.wording import reworded
+from gxpo.sampling.rollouts.wording import reword
 
 
 # ---------------------------------------------------------------- external model
@@ -179,7 +179,7 @@ class TrainerServices:
         if prompt is None or self._trainer.environments:
             return None
         try:
-            new_prompt = reworded(
+            new_prompt = reword(
                 Task(task, prompt if isinstance(prompt, str) else tuple(prompt)), template, **values
             ).prompt
         except TaskError:

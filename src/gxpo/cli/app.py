@@ -81,7 +81,7 @@ def _finish(progress: Any, run: Any, as_json: bool) -> None:
         run.trainer.stopped = "interrupted"
     progress.close(run, as_json=as_json)
     # 128 + signal is the shell's code; a run that had finished anyway is a success.
-    if progress.signal is not None and not run.trainer.finished:
+    if progress.signal is not None and not run.trainer.is_finished:
         raise typer.Exit(128 + progress.signal)
     # Nothing could be scored: scripts must not take the run for a result.
     if run.tally.all_unscored:

@@ -172,7 +172,7 @@ def signal(
         raise ConfigError("--step goes with --run" if step is not None else "give MODEL and TASK, or --run RUN")
     from gxpo.cli.checks import advice, show
     from gxpo.training import config
-    from gxpo.training.gradient_signal import as_rows, measure, recommended
+    from gxpo.training.gradient_signal import as_rows, measure, recommend
 
     try:
         group_sizes = [int(x) for x in (sizes or "4,8,16").split(",")]
@@ -184,7 +184,7 @@ def signal(
         model, task, names or ["grpo"], group_sizes, tasks or 128, settings, lambda line: say(line, err=True)
     )
     # A recommendation may be within the noise of the measurement, which the advice then says.
-    best, is_decided = recommended(measurements)
+    best, is_decided = recommend(measurements)
     best_row = None if best is None else as_rows([best])[0]
     if as_json:
         say(

@@ -79,7 +79,7 @@ def serve(
             port=port,
             temperature=temperature,
             out=out,
-            ready=ready,
+            on_ready=ready,
             notify=notify,
             hosts=allow_host or (),
             seconds=seconds,

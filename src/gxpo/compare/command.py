@@ -36,7 +36,7 @@ from gxpo.compare.results import Budget, Comparison
 from gxpo.compare.stopping import Decision, TrialBudget
 from gxpo.compare.suites import Setting
 from gxpo.compare.wording import duration
-from gxpo.parts.options import dotted
+from gxpo.parts.options import flatten_keys
 from gxpo.training import config
 from gxpo.training.checkpoint import write_atomic
 
@@ -411,6 +411,6 @@ def tuning_of(texts: Sequence[str]) -> dict[str, list[Any]]:
         value = next(iter(stated_by_key.values())).value if stated_by_key else None
         if not isinstance(value, list) or len(value) < 2:
             raise ConfigError(f"--tune {text}: write KEY=V1,V2 with at least two values, e.g. optim.lr=1e-4,3e-4,1e-3")
-        dotted({key: value[0]})  # an unknown key is an error here, not in the first tuning run
+        flatten_keys({key: value[0]})  # an unknown key is an error here, not in the first tuning run
         values_by_key[next(iter(stated_by_key))] = value
     return values_by_key

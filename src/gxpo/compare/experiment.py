@@ -18,7 +18,7 @@ from gxpo.compare.reading import read_run
 from gxpo.compare.results import Arm, Budget, RunResult, Unit
 from gxpo.compare.suites import Setting
 from gxpo.compare.worker import JOB, job_keys
-from gxpo.parts.options import dotted
+from gxpo.parts.options import flatten_keys
 from gxpo.training import config
 from gxpo.training.preflight import rehearse
 
@@ -127,7 +127,7 @@ def make_setting(
         raise ConfigError(f"--task {task} has no budget of its own{hint}: give one, --budget 60000 (generated tokens)")
     # A base setting, known or empty, is copied with the changed keys, so that its measure and direction carry over.
     overrides = {**with_origin(keys, task), **({"model": with_origin({"m": model}, "--model")["m"]} if model else {})}
-    stated_by_key = config.over(config.over({}, dotted(overrides)), config.parse_set(list(sets)))
+    stated_by_key = config.over(config.over({}, flatten_keys(overrides)), config.parse_set(list(sets)))
     base = suite_setting or Setting(name=name, keys={"task": task}, budget=budget or Budget("tokens", 1))
     changes = {"keys": {k: s.value for k, s in stated_by_key.items()}, "budget": budget or base.budget}
     changes |= {k: v for k, v in (("measure", measure), ("better", better)) if v is not None}
@@ -159,8 +159,8 @@ def parse_budget(text: str) -> Budget:
 def run_keys(setting: Setting, arm: Arm, seed: int) -> dict[str, Any]:
     """All keys of a run: defaults of comparisons, over them the setting's and the arm's, then budget and seed."""
     limit = {f"trainer.max_{setting.budget.unit}": _as_int_if_integral(setting.budget.amount)}
-    setting_keys = config.over({}, dotted(with_origin({**KEYS, **setting.keys}, f"setting {setting.name}")))
-    resolved = config.over(setting_keys, dotted(with_origin(arm.keys, f"arm {arm.label}")))
+    setting_keys = config.over({}, flatten_keys(with_origin({**KEYS, **setting.keys}, f"setting {setting.name}")))
+    resolved = config.over(setting_keys, flatten_keys(with_origin(arm.keys, f"arm {arm.label}")))
     return {**{k: s.value for k, s in resolved.items()}, **limit, "seed": seed}
 
 

@@ -45,7 +45,7 @@ def make(
     workers: int | None = None,
     timeout: float = 10.0,
     concurrency: int | None = None,
-    given: Any = None,
+    source_object: Any = None,
     corruption: Corruption | None = None,
     mcp: Sequence[ServerSpec] = (),
     max_turns: int | None = None,
@@ -57,12 +57,12 @@ def make(
     options  of the task source; of an environment: what its constructor takes, and `pool` (see `SeedTasks`)
     workers  processes for the environment; None: 0 for gxpo's own worlds (in process), 1 for others
     concurrency  episodes of one worker that act at the same time; None: the environment's default
-    given    the task source itself, an object of the user's that is called `name`
+    source_object  the task source itself, an object of the user's that is called `name`
     corruption  of the observations of an environment; ConfigError where tasks are prompts
     mcp      servers whose tools every task gets, in episodes of up to `max_turns` replies; ConfigError where tasks are
              episodes of an environment
     """
-    world = _make_world(name, seed, options, per_step, workers, timeout, concurrency, given, corruption)
+    world = _make_world(name, seed, options, per_step, workers, timeout, concurrency, source_object, corruption)
     if corruption is not None and world.envs is None:
         raise ConfigError(f"env.corrupt changes observations of an environment, and task {name!r} is none")
     return _with_tools(world, name, mcp, max_turns, concurrency) if mcp else world
@@ -88,12 +88,12 @@ def _make_world(
     workers: int | None,
     timeout: float,
     concurrency: int | None,
-    given: Any,
+    source_object: Any,
     corruption: Corruption | None,
 ) -> World:
     options = dict(options or {})
-    if given is not None:
-        return World(user_source.adopt(given, name, seed=seed, options=options, per_step=per_step))
+    if source_object is not None:
+        return World(user_source.adopt(source_object, name, seed=seed, options=options, per_step=per_step))
     if user_source.names_source(name):
         return World(user_source.from_file(name, seed=seed, options=options, per_step=per_step))
     if verifiers.names_tasks(name):

@@ -27,7 +27,7 @@ NARROW = 2  # window of the probe of models that have one
 
 
 @dataclass(frozen=True, eq=False)
-class Padded:
+class PaddedRows:
     """Right-padded rows of a sheet: tokens, position [B, L] (of m-RoPE [3, B, L]); is_token [B, L]: False on padding.
 
     enter, leave [B, L]: depth-first interval of each token's node
@@ -39,26 +39,26 @@ class Padded:
     enter: Tensor
     leave: Tensor
 
-    def to(self, device: torch.device) -> Padded:
+    def to(self, device: torch.device) -> PaddedRows:
         """The rows on another device, by one copy."""
         if device == self.tokens.device:
             return self
         parts = (self.tokens, self.is_token, self.enter, self.leave, *self.position.view(-1, *self.tokens.shape))
         tokens, is_token, enter, leave, *position = torch.stack([x.to(torch.int64) for x in parts]).to(device)
-        return Padded(tokens, torch.stack(position).view(self.position.shape), is_token.bool(), enter, leave)
+        return PaddedRows(tokens, torch.stack(position).view(self.position.shape), is_token.bool(), enter, leave)
 
 
-def padded(sheet: Sheet) -> Padded:
+def pad(sheet: Sheet) -> PaddedRows:
     """Pad the rows of a sheet on the right, for models that take a mask."""
     # padded on the right, so that each token keeps its place in its row
     lengths = torch.tensor(sheet.lengths)
     token_mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
     index = torch.zeros(token_mask.shape, dtype=torch.int64)
     index[token_mask] = sheet.index
-    packed, (enter, leave) = sheet.packing.packed, sheet.packing.spans
-    node = packed.node_of_token[index]
-    return Padded(
-        tokens=torch.where(token_mask, packed.token[index], 0),
+    tree, (enter, leave) = sheet.packing.packed, sheet.packing.spans
+    node = tree.node_of_token[index]
+    return PaddedRows(
+        tokens=torch.where(token_mask, tree.token[index], 0),
         position=torch.where(token_mask, sheet.packing.position[..., index], 0),
         is_token=token_mask,
         enter=enter[node],
@@ -66,7 +66,7 @@ def padded(sheet: Sheet) -> Padded:
     )
 
 
-def may_attend(rows: Padded) -> Tensor:
+def attention_mask(rows: PaddedRows) -> Tensor:
     """Tree attention mask [B, L, L] bool: the column's token is the row's or an ancestor; padding attends to itself."""
     begin, end = torch.where(rows.is_token, rows.enter, -1), torch.where(rows.is_token, rows.leave, -1)
     above = (begin[:, None, :] <= begin[:, :, None]) & (begin[:, :, None] < end[:, None, :])
@@ -75,23 +75,23 @@ def may_attend(rows: Padded) -> Tensor:
     return above | torch.eye(begin.shape[1], dtype=torch.bool, device=begin.device)
 
 
-def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+def additive_mask(is_allowed: Tensor, dtype: torch.dtype) -> Tensor:
     """Additive attention mask [B, 1, L, L] from bool [B, L, L]: 0 where allowed, the lowest finite number elsewhere."""
-    mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-    return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
+    mask = torch.zeros(is_allowed.shape, dtype=dtype, device=is_allowed.device)
+    return mask.masked_fill_(~is_allowed, torch.finfo(dtype).min)[:, None]
 
 
 def states_after(readout: Readout, sheet: Sheet, layers: Sequence[int], *, blocks: bool) -> list[Tensor]:
     """Hidden states [n, H] of a sheet's tokens after each of several layers of a transformers model.
 
-    blocks  packed trees take block masks; the model has been switched to them by `why_not_blocks`
+    blocks  packed trees take block masks; the model has been switched to them by `dense_mask_reason`
     """
     parameter = next(readout.causal.parameters())
     device = parameter.device
     # found here and not in the backward pass, after the forward pass has run
     if blocks and torch.is_grad_enabled() and device.type in NO_FLEX_BACKWARD:
         raise ModelError(f"FlexAttention has no backward pass on {device.type}: set learner.attention=dense")
-    host_rows = padded(sheet)
+    host_rows = pad(sheet)
     # found on the host, so that it need not wait for the number of tokens
     token_index = host_rows.is_token.flatten().nonzero().squeeze(1).to(device)
     rows = host_rows.to(device)
@@ -102,12 +102,12 @@ def states_after(readout: Readout, sheet: Sheet, layers: Sequence[int], *, block
         ends = tree_ends(rows.enter, rows.leave, rows.is_token)
         mask = masks_of(readout.causal.config.get_text_config(), ends, rows.position)
     else:
-        mask = additive(may_attend(rows), parameter.dtype)
+        mask = additive_mask(attention_mask(rows), parameter.dtype)
     states = readout.states_after(rows.tokens, mask, rows.position, layers)
     return [x.flatten(0, 1).index_select(0, token_index) for x in states]
 
 
-def why_flat(readout: Readout) -> str | None:
+def flat_layout_reason(readout: Readout) -> str | None:
     """Reason why this model can't be trained on packed trees; None if it can.
 
     From its configuration (recurrence, sliding windows, layers other than full attention, attention kernels without
@@ -131,16 +131,16 @@ def why_flat(readout: Readout) -> str | None:
     if kernel not in MASKED_ATTENTION:
         return f"its attention kernel {kernel!r} takes no mask of ancestors (load it with attn_implementation='sdpa')"
     # a configuration does not tell everything: a small tree must give the states of its branches
-    allowed = torch.zeros(1, 7, 7, dtype=torch.bool)
+    is_allowed = torch.zeros(1, 7, 7, dtype=torch.bool)
     for branch in BRANCHES:
         for i, row in enumerate(branch):
-            allowed[0, row, branch[: i + 1]] = True
+            is_allowed[0, row, branch[: i + 1]] = True
     parameter = next(readout.causal.parameters())
-    mask = additive(allowed.to(parameter.device), parameter.dtype)
+    mask = additive_mask(is_allowed.to(parameter.device), parameter.dtype)
     return None if _tree_equals_branches(readout, mask) is True else "its layers do not follow a mask of ancestors"
 
 
-def why_not_blocks(readout: Readout) -> str | None:
+def dense_mask_reason(readout: Readout) -> str | None:
     """Reason why this model can't attend by block masks; None if it can, and it is then switched to them.
 
     Tried on a small tree, and within a sliding window if the model has one.
@@ -159,8 +159,8 @@ def why_not_blocks(readout: Readout) -> str | None:
             masks = masks_of(readout.causal.config.get_text_config(), end, depths)
             agrees = _tree_equals_branches(readout, masks)
         if agrees is not True:
-            why = f" ({agrees})" if agrees else ""
-            return f"{readout.name} computes something else with a block mask than with branches of their own{why}"
+            detail = f" ({agrees})" if agrees else ""
+            return f"{readout.name} computes something else with a block mask than with branches of their own{detail}"
     return None
 
 
@@ -169,11 +169,11 @@ def layout_for(readout: Readout, layout: str, attention: Attention) -> Layout:
     if layout not in ("packed", "flat"):
         raise ModelError(f"layout is 'packed' or 'flat', not {layout!r}")
     if attention == "flex":
-        reason = "rows of learner.layout=flat have no forks" if layout == "flat" else why_not_blocks(readout)
+        reason = "rows of learner.layout=flat have no forks" if layout == "flat" else dense_mask_reason(readout)
         if reason is not None:
             raise ModelError(f"learner.attention=flex can't be had: {reason}; leave it at auto")
         return "packed"
-    if layout == "packed" and (reason := why_flat(readout)):
+    if layout == "packed" and (reason := flat_layout_reason(readout)):
         warnings.warn(f"{readout.name} is trained flat, without sharing prefixes: {reason}", stacklevel=3)
         return "flat"
     return "packed" if layout == "packed" else "flat"
@@ -197,11 +197,11 @@ def _tree_equals_branches(readout: Readout, mask: Any) -> bool | str:
     tokens = torch.tensor([TREE[0]], device=device) % readout.vocabulary
     position = torch.tensor([TREE[1]], device=device)
     try:
-        packed = readout.states(tokens, mask, position)
+        tree = readout.states(tokens, mask, position)
     except Exception as error:  # a model may raise anything for an unknown mask
         return f"{type(error).__name__}: {error}".splitlines()[0]
     branches = torch.tensor(BRANCHES, device=device)
     # the root of the dtype's precision: kernels differ in the order of their sums, a wrong mask differs by far more
     flat = readout.states(tokens[0][branches], torch.ones_like(branches), position[0][branches])
-    close = torch.finfo(packed.dtype).eps ** 0.5 * flat.abs().max()
-    return bool((packed[0][branches] - flat).abs().max() <= close)
+    close = torch.finfo(tree.dtype).eps ** 0.5 * flat.abs().max()
+    return bool((tree[0][branches] - flat).abs().max() <= close)

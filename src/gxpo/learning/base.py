@@ -141,8 +141,8 @@ class InProcess:
         """Split action tokens (of P) into micro-batches; `cuts` sets their boundaries."""
         raise NotImplementedError
 
-    def _live(self, batch: Any, names: Sequence[str], *given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Outputs [E] of a micro-batch, with gradient; `given`: nothing, or the `given` of `step`."""
+    def _live(self, batch: Any, names: Sequence[str], *constants: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Outputs [E] of a micro-batch, with gradient; `constants`: nothing, or the `constants` of `step`."""
         raise NotImplementedError
 
     def _short_memory(self, doing: str) -> AbstractContextManager[None]:
@@ -158,16 +158,16 @@ class InProcess:
         couples: str = "token",
         active: Tensor | None = None,
         cuts: Sequence[Tensor] | None = None,
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> StepInfo:
         """One optimiser step on L(x). Nothing changes if no token is active, or if the gradient is not finite
         (`StepInfo.nonfinite`). Every process has the summed gradient, so all of them decide alike.
 
-        given  constants [P, ...] by name that some outputs are made with, such as a teacher's log-probs
+        constants  [P, ...] by name that some outputs are computed with, such as a teacher's log-probs
         """
         try:
             with self._short_memory("updating"):
-                info = self._accumulate(forest, loss, names, couples, active, cuts, two_pass=None, given=given)
+                info = self._accumulate(forest, loss, names, couples, active, cuts, two_pass=None, constants=constants)
                 norm = 0.0 if info.empty else self.optimiser.step()
             if info.empty:
                 return info
@@ -178,7 +178,7 @@ class InProcess:
                 local_gradients = {name: local(g) for name, g in self.optimiser.gradients().items()}
                 culprit = runtime.first_of(first_not_finite(local_gradients) or "") or "the sum of its squares"
                 return replace(info, grad_norm=norm, nonfinite=culprit)
-            return replace(info, grad_norm=norm, moved=self.optimiser.moved)
+            return replace(info, grad_norm=norm, moved_share=self.optimiser.moved_share)
         finally:  # an error must not leave a half-summed gradient for the next step
             self.optimiser.zero()
 
@@ -192,12 +192,12 @@ class InProcess:
         active: Tensor | None = None,
         cuts: Sequence[Tensor] | None = None,
         two_pass: bool | None = None,
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Gradient of L by parameter name, without a step. `two_pass` True or False forces that method."""
         try:
             with self._short_memory("updating"):
-                self._accumulate(forest, loss, names, couples, active, cuts, two_pass, given)
+                self._accumulate(forest, loss, names, couples, active, cuts, two_pass, constants)
             return {name: g.clone() for name, g in self.optimiser.gradients().items()}
         finally:
             self.optimiser.zero()
@@ -211,15 +211,15 @@ class InProcess:
         active: Tensor | None,
         cuts: Sequence[Tensor] | None,
         two_pass: bool | None,
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> StepInfo:
         """Accumulate the gradient of L in the optimiser, without a step.
 
         active [P] bool: tokens whose outputs L reads (None: all). The others are not run; their outputs are nan.
         cuts: the entries (of P) of each micro-batch.
         """
-        given_args = () if not given else (given,)
-        for name, x in (given or {}).items():
+        constant_args = () if not constants else (constants,)
+        for name, x in (constants or {}).items():
             # a constant of another forest would be indexed without an error
             if len(x) != forest.n_entries:
                 raise ValueError(f"{name} has {len(x)} rows; the forest has {forest.n_entries} path tokens")
@@ -236,14 +236,14 @@ class InProcess:
         # L is evaluated on all of P: tokens outside of a micro-batch enter it as constants
         packing = self._packing(forest)
         batches = self._microbatches(packing, entries, cuts)
-        start_values = constants(forest, names)
+        start_values = default_outputs(forest, names)
         # one pass is exact only where no unit of coupled tokens is cut; two passes are exact for any cut
         units_whole = whole_units(unit_P, batches)
         if two_pass is False and not units_whole:
             raise ModelError(f"these micro-batches cut through a {couples}: the gradient needs two passes")
         accumulate = in_one_pass if units_whole and not two_pass else in_two_passes
         x = accumulate(
-            lambda b: self._live(b, names, *given_args),
+            lambda b: self._live(b, names, *constant_args),
             batches,
             loss,
             start_values,
@@ -252,17 +252,17 @@ class InProcess:
         )
         self.optimiser.share()  # a sum over processes, never a mean: L has its own denominators
         # report nan, not the constants, for tokens that were not run
-        computed = torch.zeros(forest.n_entries, dtype=torch.bool)
-        computed[entries] = True
+        is_computed_P = torch.zeros(forest.n_entries, dtype=torch.bool)
+        is_computed_P[entries] = True
         with torch.no_grad():
             value = float(loss(x))
         return StepInfo(
             empty=False,
             loss=value,
-            tokens_forward=sum(batch.stored for batch in batches),
+            tokens_forward=sum(batch.n_stored for batch in batches),
             tokens_flat=packing.flat_tokens(entries),
             microbatches=len(batches),
-            outputs={name: v.masked_fill(~computed, torch.nan) for name, v in x.items()},
+            outputs={name: v.masked_fill(~is_computed_P, torch.nan) for name, v in x.items()},
         )
 
     # ------------------------------------------------------------ samplers
@@ -353,7 +353,7 @@ def unit_of(forest: Forest, couples: str) -> Tensor:
     raise ModelError(f"couples is 'token', 'trajectory', 'group' or 'step', not {couples!r}")
 
 
-def constants(forest: Forest, names: Sequence[str]) -> dict[str, Tensor]:
+def default_outputs(forest: Forest, names: Sequence[str]) -> dict[str, Tensor]:
     """Constants [P] for tokens that are not computed: the rollout log-prob where known, else 0."""
     behaviour = forest.path_behaviour_logprob.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     return {name: behaviour if name == "logprob" else torch.zeros_like(behaviour) for name in names}
@@ -466,13 +466,13 @@ def _merge(
     batches: Sequence[MicroBatch],
     start: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    merged = {name: torch.zeros_like(x) for name, x in start.items()}
+    sum_by_name = {name: torch.zeros_like(x) for name, x in start.items()}
     for batch, outputs in own_outputs:
-        for name, x in merged.items():
+        for name, x in sum_by_name.items():
             x[batch.entries] = outputs[name]
-    runtime.all_sum([merged[name] for name in sorted(merged)])
+    runtime.all_sum([sum_by_name[name] for name in sorted(sum_by_name)])
     computed_P = torch.zeros(len(next(iter(start.values()))), dtype=torch.bool)
     for batch in batches:
         computed_P[batch.entries] = True
     computed_mask = {name: computed_P.view(-1, *[1] * (x.dim() - 1)) for name, x in start.items()}
-    return {name: torch.where(computed_mask[name], merged[name], x) for name, x in start.items()}
+    return {name: torch.where(computed_mask[name], sum_by_name[name], x) for name, x in start.items()}

@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from gxpo.base.errors import need
 from gxpo.models.decoder.architecture import FULL, WINDOWED
-from gxpo.models.decoder.choices import Sizes, Trial, timed
+from gxpo.models.decoder.choices import Sizes, Trial, time_kernels
 
 KERNEL = "sdpa_or_block_mask"  # transformers takes a name with "sdpa" in it for a kernel that sdpa's models have
 NO_FLEX_BACKWARD = ("cpu", "mps")
@@ -65,24 +65,28 @@ def block_mask(end: Tensor, position: Tensor, window: int | None = None, *, bloc
     # the diagonal always holds pairs (a token sees itself), and is never full
     has_pairs |= torch.eye(blocks, dtype=torch.bool, device=end.device)
 
-    def allowed(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    def in_tree(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) & (q < end[row, k])
 
-    def within(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    def in_window(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         assert window is not None
-        return allowed(row, head, q, k) & (position[row, k] > position[row, q] - window)
+        return in_tree(row, head, q, k) & (position[row, k] > position[row, q] - window)
 
     # a full block needs no mask function, which is what makes it fast
     partial, full = _block_table(has_pairs & ~is_full), _block_table(is_full)
     return BlockMask.from_kv_blocks(
-        *partial, *full, BLOCK_SIZE=block, mask_mod=allowed if window is None else within, seq_lengths=(length, length)
+        *partial,
+        *full,
+        BLOCK_SIZE=block,
+        mask_mod=in_tree if window is None else in_window,
+        seq_lengths=(length, length),
     )
 
 
 def _extremes(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """[B, blocks] largest and smallest value of each block of x [B, L]."""
-    missing = -x.shape[1] % block
-    x = torch.cat([x, x[:, -1:].expand(-1, missing)], 1).unflatten(1, (-1, block))
+    padding = -x.shape[1] % block
+    x = torch.cat([x, x[:, -1:].expand(-1, padding)], 1).unflatten(1, (-1, block))
     return x.amax(2), x.amin(2)
 
 
@@ -159,12 +163,12 @@ def attend(
         sdpa = need("transformers.integrations.sdpa_attention", "train").sdpa_attention_forward
         return sdpa(module, query, key, value, attention_mask, **options)
     _refuse(options)
-    cap, kernel = options.get("softcap"), _compiled() if query.device.type == "cuda" else flex_attention
+    cap, kernel = options.get("softcap"), _compile() if query.device.type == "cuda" else flex_attention
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s)flex_attention called without torch.compile", UserWarning)
         out = kernel(
             query, key, value,
-            score_mod=None if cap is None else _capped(cap),
+            score_mod=None if cap is None else _cap_scores(cap),
             block_mask=attention_mask,
             scale=options.get("scaling"),
             enable_gqa=query.shape[1] != key.shape[1],
@@ -181,7 +185,7 @@ def _refuse(options: Mapping[str, Any]) -> None:
         raise ValueError(f"attention by block masks has no {name}")
 
 
-def _capped(cap: float) -> Callable[..., Tensor]:
+def _cap_scores(cap: float) -> Callable[..., Tensor]:
     def score(score: Tensor, row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return cap * torch.tanh(score / cap)
 
@@ -189,7 +193,7 @@ def _capped(cap: float) -> Callable[..., Tensor]:
 
 
 @cache
-def _compiled() -> Callable[..., Any]:
+def _compile() -> Callable[..., Any]:
     return torch.compile(flex_attention)
 
 
@@ -204,8 +208,10 @@ def row_trial(config: Any, dtype: torch.dtype, device: torch.device, sizes: Size
     node = torch.cat([torch.zeros(prompt, dtype=torch.int64), torch.arange(1, members + 1).repeat_interleave(action)])
     end = tree_ends(node[None], torch.where(node == 0, members + 1, node + 1)[None], torch.ones(1, len(node)) > 0)
     order = torch.arange(len(node))
-    hidden = (order > order[:, None]) | (order[:, None] >= end[0])
-    dense = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, torch.finfo(dtype).min)[None, None].to(device)
+    is_hidden = (order > order[:, None]) | (order[:, None] >= end[0])
+    dense = (
+        torch.zeros(is_hidden.shape, dtype=dtype).masked_fill_(is_hidden, torch.finfo(dtype).min)[None, None].to(device)
+    )
     blocks = block_mask(end.to(device), order[None].to(device))
     heads, kv = config.num_attention_heads, config.num_key_value_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -215,18 +221,18 @@ def row_trial(config: Any, dtype: torch.dtype, device: torch.device, sizes: Size
         for n in (heads, kv, kv)
     )
 
-    def run(attended: Callable[[], Tensor]) -> None:
-        out = attended()
+    def run(attention: Callable[[], Tensor]) -> None:
+        out = attention()
         if has_gradient:
             torch.autograd.grad(out.sum(), (q, k, v))
         if device.type == "cuda":  # kernels run beside the clock
             torch.cuda.synchronize(device)
 
-    def masked() -> Tensor:
+    def dense_attention() -> Tensor:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=dense, enable_gqa=heads != kv)
 
     with torch.enable_grad():
-        return timed(
+        return time_kernels(
             "row attention",
-            {"dense": [lambda: run(masked)], "flex": [lambda: run(lambda: attend(None, q, k, v, blocks)[0])]},
+            {"dense": [lambda: run(dense_attention)], "flex": [lambda: run(lambda: attend(None, q, k, v, blocks)[0])]},
         )

@@ -23,15 +23,15 @@ def generalised_jensen_shannon(student: Tensor, teacher: Tensor, alpha: float) -
     exists = (student > -torch.inf) & (teacher > -torch.inf)
     s, t = student.masked_fill(~exists, 0.0), teacher.detach().to(student).masked_fill(~exists, 0.0)
     if alpha == 0.0:
-        each = t.exp() * (t - s)
+        terms = t.exp() * (t - s)
     elif alpha == 1.0:
-        each = s.exp() * (s - t)
+        terms = s.exp() * (s - t)
     else:
         a = torch.as_tensor(alpha, dtype=s.dtype, device=s.device)
         # in logarithms: the mixture of two small probabilities would vanish
         m = torch.logaddexp(s + torch.log1p(-a), t + a.log())
-        each = (1 - a) * s.exp() * (s - m) + a * t.exp() * (t - m)
-    return each.masked_fill(~exists, 0.0).sum(1)
+        terms = (1 - a) * s.exp() * (s - m) + a * t.exp() * (t - m)
+    return terms.masked_fill(~exists, 0.0).sum(1)
 
 
 def expected_score(policy: Tensor, sampler: Tensor, cap: float | None) -> Tensor:

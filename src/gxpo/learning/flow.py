@@ -44,7 +44,7 @@ class Steps:
     data: Tensor
 
     @property
-    def stored(self) -> int:
+    def n_stored(self) -> int:
         """Number of steps for which the network runs."""
         return int((self.inner | self.renoised).sum())
 
@@ -140,17 +140,17 @@ class FlowLearner(ModuleLearner):
         names: Sequence[str] = ("logprob",),
         *,
         policy: str = "current",
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Detached float64 outputs of the "current" or the "reference" policy for every action token, [P]; "prediction"
-        [P, D]. `given` has "anchor_prediction" where one compares with it."""
+        [P, D]. `constants` has "anchor_prediction" where one compares with it."""
         model = self.module_of(policy)
         batches = self._microbatches(self._packing(forest), torch.arange(forest.n_entries), None)
         nothing = torch.full((forest.n_entries,), torch.nan, dtype=torch.float64)
         vectors = nothing[:, None].expand(-1, self.model.dimension)
 
         def read(batch: Any) -> Mapping[str, Tensor]:
-            return self._read(batch, names, model, given)
+            return self._read(batch, names, model, constants)
 
         with self._short_memory("computing log-densities"):
             return outputs_of(read, batches, {n: vectors.clone() if n == "prediction" else nothing for n in names})

@@ -10,21 +10,21 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gxpo.models.decoder.architecture import are_plain_linears
-from gxpo.models.decoder.choices import Trial, timed
+from gxpo.models.decoder.choices import Trial, time_kernels
 
 NEVER = -1e4  # a log-probability whose probability is 0 in every dtype, and finite: 0 times it is 0
 COLUMNS = (256, 4096)  # least and most ids of a block
 
 
-def scaled(logits: Tensor, temperature: Tensor) -> Tensor:
+def divide_by_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
     """[n, V] logits / temperature in float32 at least, in new memory."""
     z = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
     return z if is_one(temperature) else z.div_(temperature[:, None].to(z))
 
 
 def is_one(temperature: Tensor) -> bool:
-    """True if all temperatures are known to be 1; asked of CPUs alone, as the host would wait for another device's
-    answer, and a division by 1 changes no bit."""
+    """Return True if all temperatures are 1; False on other devices than CPUs, whose answer the host would wait for. A
+    division by 1 changes no bit."""
     return temperature.device.type == "cpu" and bool((temperature == 1).all())
 
 
@@ -39,7 +39,7 @@ class Chosen(Function):
     def forward(
         ctx: Any, logits: Tensor, target: Tensor, temperature: Tensor, needs_entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
-        z = scaled(logits, temperature)
+        z = divide_by_temperature(logits, temperature)
         # the highest logit is taken off first, or exp overflows
         highest = z.amax(1, keepdim=True)
         p = (z - highest).exp_()
@@ -61,7 +61,7 @@ class Chosen(Function):
         if by_logprob is None and by_entropy is None:
             return None, None, None, None
         # computed again from the logits: holding the probabilities would double the memory
-        z = scaled(logits, temperature).sub_(log_total[:, None])
+        z = divide_by_temperature(logits, temperature).sub_(log_total[:, None])
         slope = torch.zeros_like(log_total) if by_logprob is None else -by_logprob
         if by_entropy is None:
             g = z.exp_().mul_(slope[:, None])
@@ -78,8 +78,8 @@ class Chosen(Function):
 # ---------------------------------------------------------------- blocks
 def columns_of_block(rows: int, vocabulary: int, logits_at_once: int) -> int:
     """Ids of a block for so many rows: as many as fit into `logits_at_once`, within `COLUMNS`."""
-    least, most = COLUMNS
-    return min(vocabulary, max(least, min(most, logits_at_once // max(1, rows))))
+    low, high = COLUMNS
+    return min(vocabulary, max(low, min(high, logits_at_once // max(1, rows))))
 
 
 def has_blocks(readout: Any) -> bool:
@@ -109,24 +109,28 @@ class Blocks(Function):
         columns: int,
     ) -> tuple[Tensor, Tensor | None]:
         x, n = states.to(product), states.shape[0]
-        wide = torch.promote_types(product, torch.float32)
-        factor = _factor(scale, temperature, wide)
+        wide_dtype = torch.promote_types(product, torch.float32)
+        factor = _factor(scale, temperature, wide_dtype)
         # softmax over the blocks so far: highest logit, sum of exp(z - highest), and of z times that
-        highest = torch.full((n, 1), -torch.inf, dtype=wide)
-        mass, moment, target_z = torch.zeros(n, 1, dtype=wide), torch.zeros(n, 1, dtype=wide), torch.zeros_like(highest)
-        spare = x.new_empty(n, columns, dtype=wide) if needs_entropy else None
+        highest = torch.full((n, 1), -torch.inf, dtype=wide_dtype)
+        mass, moment, target_z = (
+            torch.zeros(n, 1, dtype=wide_dtype),
+            torch.zeros(n, 1, dtype=wide_dtype),
+            torch.zeros_like(highest),
+        )
+        spare = x.new_empty(n, columns, dtype=wide_dtype) if needs_entropy else None
         for start, _, z in _blocks(x, weight, factor, columns):
             new_highest = torch.maximum(highest, z.amax(1, keepdim=True))
             decay = (highest - new_highest).exp_()
             inside = (target >= start) & (target < start + z.shape[1])
-            at = (target - start).clamp_(0, z.shape[1] - 1)[:, None]
-            target_z = torch.where(inside[:, None], z.gather(1, at), target_z)
+            column = (target - start).clamp_(0, z.shape[1] - 1)[:, None]
+            target_z = torch.where(inside[:, None], z.gather(1, column), target_z)
             if spare is None:
                 mass = mass * decay + z.sub_(new_highest).exp_().sum(1, keepdim=True)
             else:
                 p = torch.sub(z, new_highest, out=spare[:, : z.shape[1]]).exp_()
                 mass = mass * decay + p.sum(1, keepdim=True)
-                moment = moment * decay + z.clamp_(min=torch.finfo(wide).min).mul_(p).sum(1, keepdim=True)
+                moment = moment * decay + z.clamp_(min=torch.finfo(wide_dtype).min).mul_(p).sum(1, keepdim=True)
             highest = new_highest
         log_total = highest + mass.log()
         entropy = (log_total - moment / mass).squeeze(1) if needs_entropy else None
@@ -141,14 +145,14 @@ class Blocks(Function):
         by_logprob, by_entropy = grads
         if by_logprob is None and by_entropy is None:
             return (None,) * 8
-        x, wide, n = states.to(ctx.product), log_total.dtype, states.shape[0]
-        factor = _factor(ctx.scale, temperature, wide)
-        slope = torch.zeros_like(log_total) if by_logprob is None else -by_logprob[:, None].to(wide)
+        x, wide_dtype, n = states.to(ctx.product), log_total.dtype, states.shape[0]
+        factor = _factor(ctx.scale, temperature, wide_dtype)
+        slope = torch.zeros_like(log_total) if by_logprob is None else -by_logprob[:, None].to(wide_dtype)
         # sums over blocks are in float32: rounded once, as a whole product is
-        by_x = torch.zeros(states.shape, dtype=wide)
+        by_x = torch.zeros(states.shape, dtype=wide_dtype)
         by_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         buffer = x.new_empty(n, ctx.columns)
-        spare = None if by_entropy is None else x.new_empty(n, ctx.columns, dtype=wide)
+        spare = None if by_entropy is None else x.new_empty(n, ctx.columns, dtype=wide_dtype)
         for start, w, z in _blocks(x, weight, factor, ctx.columns):
             end = start + z.shape[1]
             z.sub_(log_total)
@@ -158,8 +162,8 @@ class Blocks(Function):
                 g = torch.exp(z, out=spare[:, : z.shape[1]])
                 g.mul_(z.clamp_(min=NEVER).add_(entropy[:, None]).mul_(-by_entropy[:, None]).add_(slope))
             inside = ((target >= start) & (target < end))[:, None]
-            at = (target - start).clamp_(0, z.shape[1] - 1)[:, None]
-            g.scatter_add_(1, at, torch.where(inside, -slope, 0.0))
+            column = (target - start).clamp_(0, z.shape[1] - 1)[:, None]
+            g.scatter_add_(1, column, torch.where(inside, -slope, 0.0))
             g = g if factor is None else g.mul_(factor)
             g = buffer[:, : z.shape[1]].copy_(g)
             by_x += g @ w
@@ -177,14 +181,14 @@ def _factor(scale: float, temperature: Tensor, dtype: torch.dtype) -> Tensor | N
 
 def _blocks(x: Tensor, weight: Tensor, factor: Tensor | None, columns: int) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield each block's first id, its weight in the dtype of x, and its logits, all in the same memory."""
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide_dtype = torch.promote_types(x.dtype, torch.float32)
     low = x.new_empty(x.shape[0] * columns)
-    high = low if wide == x.dtype else x.new_empty(x.shape[0] * columns, dtype=wide)
+    high = low if wide_dtype == x.dtype else x.new_empty(x.shape[0] * columns, dtype=wide_dtype)
     for start in range(0, weight.shape[0], columns):
         w = weight[start : start + columns].to(x.dtype)
         shape = (x.shape[0], w.shape[0])
         z = torch.mm(x, w.t(), out=low[: shape[0] * shape[1]].view(shape))
-        z = z if wide == x.dtype else high[: z.numel()].view(shape).copy_(z)
+        z = z if wide_dtype == x.dtype else high[: z.numel()].view(shape).copy_(z)
         yield start, w, z if factor is None else z.mul_(factor)
 
 
@@ -224,4 +228,4 @@ def head_trials(
 
     runs: dict[str, list[Callable[[], object]]] = {"whole": [read_whole], "blocks": [read_blocks]}
     with torch.enable_grad():
-        yield "head", timed("head", runs)
+        yield "head", time_kernels("head", runs)

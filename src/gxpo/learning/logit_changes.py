@@ -68,7 +68,7 @@ class LogitChanges:
                 raise ModelError(f"an action has the token {token}, which the logit bias it was sampled under forbids")
 
     @property
-    def changed(self) -> Tensor:
+    def is_changed(self) -> Tensor:
         """[Q] bool: readings whose logits were changed."""
         return (self.key >= 0) | ~self.penalty[:, 0].isnan()
 
@@ -88,17 +88,19 @@ class LogitChanges:
             return out
         has_penalty = torch.tensor(sorted(self.before))
         count, is_seen = self._counts(has_penalty.tolist(), logits.shape[1], logits.device)
-        at = has_penalty.to(logits.device)
-        new = penalised(out[at], count.to(out), is_seen, self.penalty[has_penalty, :3].to(logits.device))
-        return out.index_copy(0, at, new)
+        row_index = has_penalty.to(logits.device)
+        penalised_rows = penalised(
+            out[row_index], count.to(out), is_seen, self.penalty[has_penalty, :3].to(logits.device)
+        )
+        return out.index_copy(0, row_index, penalised_rows)
 
     def _counts(self, rows: list[int], vocabulary: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Times that each reply has each id [n, V], and whether prompt or reply has it."""
         count = torch.zeros(len(rows), vocabulary)
         is_seen = torch.zeros(len(rows), vocabulary, dtype=torch.bool)
         for i, row in enumerate(rows):
-            before, sampled = self.before[row], int(self.penalty[row, 3])
-            reply = before[len(before) - sampled :]
+            before, n_sampled = self.before[row], int(self.penalty[row, 3])
+            reply = before[len(before) - n_sampled :]
             count[i] = torch.bincount(reply[reply < vocabulary], minlength=vocabulary)
             is_seen[i, before[before < vocabulary]] = True  # rows of pictures have ids outside the vocabulary
         return count.to(device), is_seen.to(device)
@@ -113,12 +115,12 @@ def _ids_before(packed: Packed, token: Tensor, penalty: Tensor) -> dict[int, Ten
         node = int(packed.node_of_token[t])
         if node not in path_of_node:
             # a node's tokens follow one another: from its first one back to the root, node by node
-            path, at = [], t
-            while at >= 0:
-                owner = packed.node_of_token[at]
-                first = at - int(packed.position[at] - packed.begin[owner])
-                path.append(torch.arange(first, at + 1) if path else torch.arange(first, first))
-                at = int(packed.predecessor[first])
+            path, place = [], t
+            while place >= 0:
+                owner = packed.node_of_token[place]
+                first = place - int(packed.position[place] - packed.begin[owner])
+                path.append(torch.arange(first, place + 1) if path else torch.arange(first, first))
+                place = int(packed.predecessor[first])
             path_of_node[node] = packed.token[torch.cat(path[::-1])]
         inside = int(packed.position[t] - packed.begin[node])
         before = torch.cat([path_of_node[node], packed.token[t - inside : t]])

@@ -50,41 +50,41 @@ def with_lora(model: Any, settings: LoraSettings, base: str | None = None, adapt
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
-    first, *others = adapters
-    configs = {name: copy.deepcopy(config) for name in others}
+    first, *other_names = adapters
+    configs = {name: copy.deepcopy(config) for name in other_names}
     # peft draws the adapters' first values from the global generator
     with torch.random.fork_rng(), warnings.catch_warnings():
         # peft 0.21 reads a name that transformers 5.23 has deprecated; users can change neither
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         torch.manual_seed(_seed(settings.seed, first))
         try:
-            wrapped = peft.get_peft_model(model, config, adapter_name=first)
+            peft_model = peft.get_peft_model(model, config, adapter_name=first)
         except ValueError as error:  # modules that peft can't adapt, or names that there are not
             raise ModelError(
                 f"{type(model).__name__} can't be given these adapters: {' '.join(str(error).split())[:300]} "
                 "(learner.lora_targets names modules, such as [q_proj, v_proj])"
             ) from error
-        for name in others:
+        for name in other_names:
             torch.manual_seed(_seed(settings.seed, name))
-            wrapped.add_adapter(name, configs[name])
-    _check_tied(wrapped)
+            peft_model.add_adapter(name, configs[name])
+    _check_tied(peft_model)
     for name in adapters:
         if base is not None:
-            wrapped.peft_config[name].base_model_name_or_path = base
-    for p in adapter_parameters(wrapped, adapters):  # peft freezes all but the active one
+            peft_model.peft_config[name].base_model_name_or_path = base
+    for p in adapter_parameters(peft_model, adapters):  # peft freezes all but the active one
         p.requires_grad_(True)
-    return wrapped
+    return peft_model
 
 
-def _check_tied(wrapped: Any) -> None:
+def _check_tied(peft_model: Any) -> None:
     """Raise `ModelError` where adapters are on one of two modules that share a weight: merged, it would change both."""
-    base = wrapped.get_base_model()
+    base = peft_model.get_base_model()
     ends = {"the embedding": base.get_input_embeddings(), "the head": base.get_output_embeddings()}
     weights = [getattr(end, "base_layer", end).weight for end in ends.values() if end is not None]
-    adapted = [name for name, end in ends.items() if hasattr(end, "base_layer")]
-    if adapted and len(weights) == 2 and weights[0] is weights[1]:
+    adapted_ends = [name for name, end in ends.items() if hasattr(end, "base_layer")]
+    if adapted_ends and len(weights) == 2 and weights[0] is weights[1]:
         raise ModelError(
-            f"learner.lora_targets names {' and '.join(adapted)} of a model whose head is its embedding "
+            f"learner.lora_targets names {' and '.join(adapted_ends)} of a model whose head is its embedding "
             "(tie_word_embeddings): merged into one of them the adapter would change the other. Leave it out, or save "
             "the model untied"
         )
@@ -106,10 +106,10 @@ def adapter_of(policy: str) -> str:
 
 def trained_policies(policies: Mapping[str, str]) -> tuple[str, ...]:
     """Names of the trained policies in {name: "trained" | "frozen"}."""
-    trained = tuple(name for name, kind in policies.items() if kind == "trained")
-    if not trained or set(policies.values()) - {"trained", "frozen"}:
+    names = tuple(name for name, kind in policies.items() if kind == "trained")
+    if not names or set(policies.values()) - {"trained", "frozen"}:
         raise ConfigError(f"policies are 'trained' or 'frozen', and at least one is trained, not {dict(policies)}")
-    return trained
+    return names
 
 
 def parameters_of_policy(policy: str, parameters: Mapping[str, Any], policies: Mapping[str, str]) -> dict[str, Any]:
@@ -159,6 +159,6 @@ class Adapters:
             p.requires_grad_(True)
 
 
-def merged(model: Any) -> Any:
+def merge_adapters(model: Any) -> Any:
     """Merge the adapters into the weights and return the plain model. Destroys `model`: pass a copy."""
     return model.merge_and_unload(safe_merge=True)

@@ -25,13 +25,13 @@ class Answers:
 
     rows     the answers, whose tokens are read one after the other
     entries  [E] the action tokens (of P) that are read, and reading [E] which of the rows' tokens is each one's
-    stored   tokens of all views
+    n_stored tokens of all views
     """
 
     rows: list[Row]
     entries: Tensor
     reading: Tensor
-    stored: int
+    n_stored: int
 
 
 class MaskedPacking:
@@ -146,10 +146,10 @@ class MaskedLearner(ModuleLearner):
         names: Sequence[str] = ("logprob",),
         *,
         policy: str = "current",
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Detached float64 [P] outputs of the "current" or the "reference" policy, for every action token; none of them
-        uses `given`."""
+        uses `constants`."""
         reader = replace(self.policy, model=self.module_of(policy))
         batches = self._microbatches(self._packing(forest), torch.arange(forest.n_entries), None)
         nothing = torch.full((forest.n_entries,), torch.nan, dtype=torch.float64)

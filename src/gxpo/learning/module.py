@@ -93,8 +93,8 @@ class ModuleLearner(InProcess):
 
     def follow(self, policy: ModuleLearner, rate: float) -> None:
         """Move every parameter by `rate` towards another learner's (exponential moving average)."""
-        theirs = policy.snapshot()
-        self.restore({name: torch.lerp(x, theirs[name].to(x), rate) for name, x in self.snapshot().items()})
+        target = policy.snapshot()
+        self.restore({name: torch.lerp(x, target[name].to(x), rate) for name, x in self.snapshot().items()})
 
     @torch.no_grad()
     def refer(self, parameters: Mapping[str, Tensor]) -> None:

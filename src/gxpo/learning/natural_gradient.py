@@ -121,7 +121,7 @@ class NaturalGradient(UpdatePart):
                 sides.append(learner.logprob()[is_trained_P])
             return (sides[0] - sides[1]) / (2 * width)
 
-        def damped(v: Tensor) -> Tensor:
+        def damped_product(v: Tensor) -> Tensor:
             """(F + damping I) v, the product that conjugate gradients need."""
             slope = torch.zeros(forest.n_entries, dtype=torch.float64)
             slope[is_trained_P] = along(v) / len(old_logprob)
@@ -129,14 +129,14 @@ class NaturalGradient(UpdatePart):
             return flatten(learner.gradient(forest, credit, weight, slope)) + self.damping * v
 
         # section 6: solve for the direction, then scale it so that the quadratic model of the KL reaches the radius
-        direction = conjugate_gradient(damped, gradient, self.iterations)
+        direction = conjugate_gradient(damped_product, gradient, self.iterations)
         # along the direction itself: the damping of the solver enters only where `damped_length` asks for it
         curvature = float(along(direction).square().mean()) if bool(direction.any()) else 0.0
         if self.damped_length:
             curvature += self.damping * _dot(direction, direction)
         full_length = math.sqrt(2 * self.radius / curvature) if curvature > 0 else 0.0
         # appendix C: backtrack until the loss falls and the measured KL is within the slack; else take no step
-        accepted = start_info
+        accepted_info = start_info
         for k in range(self.backtracks + 1 if full_length else 0):
             learner.restore(unflatten(theta - full_length * self.shrink**k * direction, start_parameters))
             trial = learner.evaluate(forest, credit, weight)
@@ -144,12 +144,12 @@ class NaturalGradient(UpdatePart):
                 trial.loss < start_info.loss
                 and mean_kl(trial.outputs["logprob"][is_trained_P], old_logprob) <= self.slack * self.radius
             ):
-                accepted = trial
+                accepted_info = trial
                 break
         # no step was good enough: the policy stays where it was
-        if accepted is start_info:
+        if accepted_info is start_info:
             learner.restore(start_parameters)
-        info = replace(accepted, loss=start_info.loss, grad_norm=float(gradient.norm()))
+        info = replace(accepted_info, loss=start_info.loss, grad_norm=float(gradient.norm()))
         return [learner.record(forest, credit, weight, info)]
 
 

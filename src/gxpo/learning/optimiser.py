@@ -69,7 +69,7 @@ class Optimiser:
     Parameters of less than 32 bits are updated through float32 copies, in which their gradients are also summed over
     micro-batches; with `states` "bfloat16" without copies, see `RoundedAdamW`. `max_grad_norm` of None or <= 0 leaves
     gradients as they are. `multiples`: prefix of names -> the multiple of the learning rate at which these move.
-    `apart`: prefixes of the matrices that AdamW moves under Muon, embeddings and heads. `rule`: see `Rule`.
+    `outer_names`: prefixes of the matrices that AdamW moves under Muon, embeddings and heads. `rule`: see `Rule`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Optimiser:
         schedule: Schedule | None = None,
         multiples: Mapping[str, float] | None = None,
         states: States = "float32",
-        apart: Sequence[str] = (),
+        outer_names: Sequence[str] = (),
         rule: Rule | None = None,
     ) -> None:
         if not parameter_by_name:
@@ -96,7 +96,7 @@ class Optimiser:
         self.parameter_by_name = dict(sorted(parameter_by_name.items()))
         self.lr, self.schedule, self.max_grad_norm = lr, schedule or Schedule(), max_grad_norm
         self.steps = 0
-        self.moved: float | None = None  # share of the parameters that the last step changed
+        self.moved_share: float | None = None  # share of the parameters that the last step changed
         # bfloat16 states round stochastically in place; float32 states need master copies of 16-bit parameters
         is_rounded = states == "bfloat16"
         if is_rounded and any(p.dtype != torch.bfloat16 for p in self.parameter_by_name.values()):
@@ -111,7 +111,7 @@ class Optimiser:
         self._without_master = [p for name, p in self.parameter_by_name.items() if self._master[name] is p]
         # Muon is for hidden matrices alone: embeddings, heads and vectors stay with AdamW
         self._kind_by_name = {
-            n: "adamw" if kind == "muon" and not is_hidden(n, p, apart) else kind for n, p in self._master.items()
+            n: "adamw" if kind == "muon" and not is_hidden(n, p, outer_names) else kind for n, p in self._master.items()
         }
         if kind == "muon" and any(is_shard(p) for p in self._master.values()):
             raise ModelError(
@@ -220,12 +220,12 @@ class Optimiser:
         torch.autograd.graph.increment_version(list(self._master.values()))  # fused steps go uncounted
         self.steps += 1
         # 16-bit parameters are rounded from their float32 masters
-        changed, total = self._write_back()
+        n_changed, total = self._write_back()
         if before is not None:
             share = runtime.mean(int(torch.count_nonzero(self._sample() != before)) / before.numel())
             size = sum(p.numel() for p in self._without_master)
-            changed, total = changed + share * size, total + size
-        self.moved = changed / total
+            n_changed, total = n_changed + share * size, total + size
+        self.moved_share = n_changed / total
         return norm
 
     @torch.no_grad()
@@ -244,21 +244,21 @@ class Optimiser:
     def _write_back(self) -> tuple[float, int]:
         """Round the float32 copies into the model's parameters; return how many changed, and of how many."""
         changes: list[Tensor] = []
-        changed = total = 0
+        n_changed = total = 0
         with torch.no_grad():
             for name, p in self.parameter_by_name.items():
                 full = self._master[name]
                 if full is not p:
-                    rounded = full.to(p.dtype)
-                    count = torch.count_nonzero(rounded.view(torch.int16) != p.view(torch.int16))
+                    rounded_values = full.to(p.dtype)
+                    count = torch.count_nonzero(rounded_values.view(torch.int16) != p.view(torch.int16))
                     if is_shard(full):
-                        changed += int(count)
+                        n_changed += int(count)
                     else:
                         changes.append(count)
                     total += p.numel()
-                    p.copy_(rounded)
+                    p.copy_(rounded_values)
         # summed where they are: the host waits once
-        return changed + (int(torch.stack(changes).sum()) if changes else 0), total
+        return n_changed + (int(torch.stack(changes).sum()) if changes else 0), total
 
     # ------------------------------------------------------------ saving
     def parameters(self) -> dict[str, Tensor]:
@@ -270,7 +270,7 @@ class Optimiser:
         _check(values, self._master)
         with torch.no_grad():
             for name, full in self._master.items():
-                put(full, values[name])
+                copy_value(full, values[name])
         self._write_back()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -283,7 +283,7 @@ class Optimiser:
                 out[f"{state}/{name}"] = inner_state[full][state].detach().clone()
         return out
 
-    def expected(self, steps: int) -> dict[str, Tensor]:
+    def expected_tensors(self, steps: int) -> dict[str, Tensor]:
         """Names of `tensors` after so many steps, each with a tensor of its shape, dtype and device."""
         out: dict[str, Tensor] = {f"parameter/{name}": full for name, full in self._master.items()}
         for name, full in self._master.items() if steps else ():
@@ -292,7 +292,7 @@ class Optimiser:
 
     def load_tensors(self, tensors: Mapping[str, Tensor], steps: int) -> None:
         """Load `tensors` after `steps` optimiser steps. Changes nothing if anything is wrong."""
-        _check(tensors, self.expected(steps))
+        _check(tensors, self.expected_tensors(steps))
         self.set_parameters({name: tensors[f"parameter/{name}"] for name in self._master})
         for inner in self._inner_by_kind.values():
             inner.state.clear()
@@ -303,7 +303,7 @@ class Optimiser:
         self.steps = steps
 
 
-def put(p: Tensor, value: Tensor) -> None:
+def copy_value(p: Tensor, value: Tensor) -> None:
     """Copy a value into a parameter; a shard takes its own rows of a whole value."""
     if is_shard(p) and not is_shard(value):
         shard = local(p)
@@ -313,16 +313,19 @@ def put(p: Tensor, value: Tensor) -> None:
         p.copy_(value)
 
 
-def _check(saved: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    missing, surplus = sorted(expected.keys() - saved.keys()), sorted(saved.keys() - expected.keys())
+def _check(tensors: Mapping[str, Tensor], expected_tensors: Mapping[str, Tensor]) -> None:
+    missing, surplus = (
+        sorted(expected_tensors.keys() - tensors.keys()),
+        sorted(tensors.keys() - expected_tensors.keys()),
+    )
     if missing or surplus:
         mismatch = f"lacks {missing[0]!r}" if missing else f"has {surplus[0]!r}, which the model has not"
         raise CheckpointError(
             f"the saved state {mismatch} ({len(missing)} missing, {len(surplus)} too many): is it of this model?"
         )
     # shapes too: a saved state of another model may have the same names
-    for name, x in expected.items():
-        if saved[name].shape != x.shape:
+    for name, x in expected_tensors.items():
+        if tensors[name].shape != x.shape:
             raise CheckpointError(
-                f"{name!r} has shape {tuple(saved[name].shape)} in the saved state and {tuple(x.shape)} in the model"
+                f"{name!r} has shape {tuple(tensors[name].shape)} in the saved state and {tuple(x.shape)} in the model"
             )

@@ -61,8 +61,8 @@ class Rule:
                 f"optim.direction={self.direction} is of {' and '.join(SIGNED)}, and learner.optimiser is {kind}"
             )
         if self.caution != "none" and (kind not in CAUTIOUS or is_rounded):
-            what = "learner.states=bfloat16" if is_rounded else f"learner.optimiser={kind}"
-            raise ConfigError(f"optim.caution={self.caution} masks steps of {', '.join(CAUTIOUS)}, not of {what}")
+            setting = "learner.states=bfloat16" if is_rounded else f"learner.optimiser={kind}"
+            raise ConfigError(f"optim.caution={self.caution} masks steps of {', '.join(CAUTIOUS)}, not of {setting}")
 
 
 class SignMomentum(torch.optim.Optimizer):
@@ -163,7 +163,7 @@ class Cautious:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Take one optimiser step, and undo what of it is against -gradient."""
+        """Take one optimiser step, and undo its components that point against -gradient."""
         pairs = list(_with_gradient(self.inner))
         origins = [p.detach().clone().mul_(1 - group["lr"] * group["weight_decay"]) for group, p in pairs]
         gradients = [p.grad.clone() for _, p in pairs]  # Muon changes them
@@ -176,8 +176,8 @@ class Cautious:
         are_shards = torch.tensor([is_shard(p) for _, p in pairs], device=counts.device)
         of_shards = torch.where(are_shards, counts, 0.0)
         runtime.all_sum([of_shards])
-        kept = torch.where(are_shards, of_shards, counts).tolist()
-        for (_, p), old, mask, n_kept in zip(pairs, origins, masks, kept, strict=True):
+        kept_counts = torch.where(are_shards, of_shards, counts).tolist()
+        for (_, p), old, mask, n_kept in zip(pairs, origins, masks, kept_counts, strict=True):
             scale = p.numel() / (n_kept + 1) if self.caution == "plus_one" else 1 / max(n_kept / p.numel(), 1e-3)
             part, origin = local(p), local(old)
             part.copy_(torch.where(mask, origin + scale * (part - origin), origin))
@@ -240,9 +240,9 @@ def betas_of(kind: str, betas: Sequence[float] | None) -> tuple[float, float]:
     return BETAS[kind] if betas is None else (betas[0], betas[1])
 
 
-def is_hidden(name: str, p: Tensor, apart: Sequence[str]) -> bool:
-    """Return True if Muon moves a parameter: a matrix that is no embedding and no output head (`apart`)."""
-    return p.dim() == 2 and not any(name.startswith(prefix) for prefix in apart)
+def is_hidden(name: str, p: Tensor, outer_names: Sequence[str]) -> bool:
+    """Return True if Muon moves a parameter: a matrix that is no embedding and no output head (of these prefixes)."""
+    return p.dim() == 2 and not any(name.startswith(prefix) for prefix in outer_names)
 
 
 # ---------------------------------------------------------------- AdamW with stochastic rounding

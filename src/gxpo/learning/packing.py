@@ -43,7 +43,7 @@ class Sheet:
     packing: Packing
 
     @property
-    def stored(self) -> int:
+    def n_stored(self) -> int:
         """Number of stored tokens in the rows."""
         return self.index.numel()
 
@@ -141,7 +141,7 @@ class Packing:
     @cached_property
     def settings(self) -> tuple[Tensor, Tensor]:
         """[R], [R] bool: temperature and truncated support, from the trajectories' sampling settings."""
-        temperature, truncated = [], []
+        temperature, is_truncated = [], []
         for name, sampling in zip(self.forest.id, self.forest.sampling, strict=True):
             value = sampling.get("temperature")
             # not stated is 1; 0 is greedy, where every log-probability is 0 or -inf
@@ -154,8 +154,8 @@ class Packing:
             temperature.append(value)
             top_p, min_p = sampling.get("top_p"), sampling.get("min_p")
             # each of them cuts the vocabulary, so that probabilities are over a stored support
-            truncated.append(bool(sampling.get("top_k")) or (top_p is not None and top_p < 1) or bool(min_p))
-        return torch.tensor(temperature, dtype=torch.float64), torch.tensor(truncated, dtype=torch.bool)
+            is_truncated.append(bool(sampling.get("top_k")) or (top_p is not None and top_p < 1) or bool(min_p))
+        return torch.tensor(temperature, dtype=torch.float64), torch.tensor(is_truncated, dtype=torch.bool)
 
     # ------------------------------------------------------------ rows
     def rows(self, entries: Tensor) -> list[Row]:
@@ -274,9 +274,9 @@ class Packing:
             is_wanted_P[entries] = True
             row_sets = [self.rows(cut[is_wanted_P[cut]]) for cut in cuts]
             return [self._batch(rows) for rows in row_sets if rows]
-        return [self._batch(rows) for rows in self._together(self.rows(entries), at_least)]
+        return [self._batch(rows) for rows in self._fill_batches(self.rows(entries), at_least)]
 
-    def _together(self, rows: list[Row], at_least: int = 1) -> list[list[Row]]:
+    def _fill_batches(self, rows: list[Row], at_least: int = 1) -> list[list[Row]]:
         """Group rows of similar length into micro-batches of at most `limit` tokens, padding included, and `images`
         pictures; of similar sizes, which takes the least memory."""
         # longest first: rows of a batch then need little padding
@@ -323,7 +323,7 @@ class Packing:
             Row(torch.cat([torch.arange(first[n], first[n] + sizes[n]) for n in sorted(nodes, key=enter)]), no_entries)
             for nodes in self._row_nodes(node_sizes)
         ]
-        yield from (self._sheet(rows) for rows in self._together([row for row in rows if row.tokens.numel()]))
+        yield from (self._sheet(rows) for rows in self._fill_batches([row for row in rows if row.tokens.numel()]))
 
     def _sheet(self, rows: list[Row]) -> Sheet:
         index = torch.cat([row.tokens for row in rows])
@@ -403,8 +403,8 @@ class Packing:
         """[Q, K] allowed ids of entries[first]; None if no entry has a stored support. Checks that none is missing."""
         token, trajectory = self.forest.path_token[entries], self.forest.path_trajectory[entries]
         support = self.forest.extras.get("support")
-        stored = None if support is None else support[token]
-        has_support = torch.zeros(token.shape, dtype=torch.bool) if stored is None else (stored >= 0).any(1)
+        support_Q = None if support is None else support[token]
+        has_support = torch.zeros(token.shape, dtype=torch.bool) if support_Q is None else (support_Q >= 0).any(1)
         lacks_support = self.settings[1][trajectory] & ~has_support
         if bool(lacks_support.any()):
             r = int(trajectory[lacks_support][0])
@@ -412,13 +412,13 @@ class Packing:
                 f"trajectory {self.forest.id[r]!r} was sampled with top_k, top_p or min_p, but the allowed ids are not "
                 "stored (extras 'support'), so its ratios would be wrong: store them, or sample by temperature alone"
             )
-        if stored is None or not bool(has_support.any()):
+        if support_Q is None or not bool(has_support.any()):
             return None
-        is_outside = has_support & ~(stored == self.forest.token[token][:, None]).any(1)
+        is_outside = has_support & ~(support_Q == self.forest.token[token][:, None]).any(1)
         if bool(is_outside.any()):
             r = int(trajectory[is_outside][0])
             raise ModelError(f"trajectory {self.forest.id[r]!r} has an action token outside its own stored support")
-        return stored[first]
+        return support_Q[first]
 
     def by_policy(self, entries: Tensor) -> dict[str, Tensor]:
         """Group action tokens by the policy that wrote them; tokens of several policies may share a context."""

@@ -47,9 +47,9 @@ def fingerprint(parameters: Mapping[str, Tensor]) -> int:
         names_sum += key
         local, begin = shard_of(x.detach())
         if local is not None and local.numel():
-            product = _weighted_sum(local, begin, math.prod(x.shape[1:]) * x.element_size()) * _signed(key | 1)
+            product = _weighted_sum(local, begin, math.prod(x.shape[1:]) * x.element_size()) * _to_signed(key | 1)
             sum_by_device[local.device] = sum_by_device.get(local.device, 0) + product
-    total = torch.tensor([_signed(sum(int(x) for x in sum_by_device.values()))])
+    total = torch.tensor([_to_signed(sum(int(x) for x in sum_by_device.values()))])
     runtime.all_sum([total])
     number = (int(total) + names_sum) % 2**64
     # all 64 bits count in the 53 that are returned
@@ -62,7 +62,7 @@ def _key(name: str, x: Tensor) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def _signed(number: int) -> int:
+def _to_signed(number: int) -> int:
     """The int64 that is equal modulo 2^64."""
     return (number + 2**63) % 2**64 - 2**63
 
@@ -123,7 +123,7 @@ def rows_at_once(device: torch.device) -> int:
 
 def _power(row: int) -> int:
     """Factor of the words of a row, as an int64."""
-    return _signed(pow(FACTOR, row, 2**64))
+    return _to_signed(pow(FACTOR, row, 2**64))
 
 
 @lru_cache(maxsize=8)

@@ -27,9 +27,9 @@ AT_LAYERS = ("logprob", "entropy", "mean_logprob")  # may be followed by "@LAYER
 # are followed by "@ALPHA", "@K", "@K", and "@CAP" or "@none"
 WITH_NUMBER = ("divergence", "likeliest", "likeliest_logprob", "expected_score")
 BY_HAND = {"logprob", "entropy"}  # with hand-written gradients, over the whole vocabulary
-# constants that an output is made with: ids, and log-probs of them and of all others together
+# constants that an output is computed with: ids, and log-probs of them and of all others together
 TEACHER = ("teacher_ids", "teacher_logprob")
-GIVEN = {"divergence": TEACHER, "expected_score": LIKELIEST}
+CONSTANTS = {"divergence": TEACHER, "expected_score": LIKELIEST}
 
 
 class Readout:
@@ -47,7 +47,7 @@ class Readout:
         self,
         causal: Any,
         *,
-        split: bool | None = None,
+        is_split: bool | None = None,
         kernels: Kernels = "auto",
         products: Products = "auto",
         choices: Mapping[str, str] | None = None,
@@ -61,8 +61,8 @@ class Readout:
         self.triples = triples_of(causal)
         self._backbone, self._head = backbone_of(causal), Head.of(causal)
         # a head that does more than a linear map, a scale and a cap would give other logits than the model
-        self.split = self._reproduces_logits() if split is None else split
-        if not self.split:
+        self.is_split = self._reproduces_logits() if is_split is None else is_split
+        if not self.is_split:
             warnings.warn(
                 f"{self.name}: its head is not one gxpo knows, so the logits of every token are held at once; "
                 "lower learner.tokens_per_microbatch if memory runs out",
@@ -70,7 +70,7 @@ class Readout:
             )
         self.decoder = (
             Decoder.of(causal, products=products, choices=choices, recompute=recompute)
-            if kernels == "auto" and self.split
+            if kernels == "auto" and self.is_split
             else None
         )
         if recompute and self.decoder is None:
@@ -114,7 +114,7 @@ class Readout:
         if self._trains_layers:
             self.causal.train(torch.is_grad_enabled())
         inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": position, "use_cache": False}
-        if not self.split:
+        if not self.is_split:
             return [self.causal(**inputs).logits] * len(layers)
         assert self._backbone is not None
         if all(layer == -1 for layer in layers):
@@ -139,14 +139,14 @@ class Readout:
             )
         return -1 if layer == self.depth else layer
 
-    def normed(self, states: Tensor, layer: int, normed: bool = True) -> Tensor:
-        """Hidden states [n, H] after a layer with the final norm, as the head reads them; `normed` False: without."""
-        return self._final_norm(states) if normed and layer != -1 else states
+    def apply_norm(self, states: Tensor, layer: int, with_norm: bool = True) -> Tensor:
+        """Apply the final norm to hidden states [n, H] of a layer, for the head; `with_norm` False: do not."""
+        return self._final_norm(states) if with_norm and layer != -1 else states
 
     @cached_property
     def _final_norm(self) -> nn.Module:
         """The model's final norm, found by a short forward pass."""
-        children = list(self._backbone.named_children()) if self.split and self._backbone is not None else []
+        children = list(self._backbone.named_children()) if self.is_split and self._backbone is not None else []
         output_by_name: dict[str, Tensor] = {}
         hooks = [
             module.register_forward_hook(lambda _, __, out, name=name: output_by_name.__setitem__(name, out))
@@ -179,7 +179,7 @@ class Readout:
             if inner and not output.normed and layer == -1:
                 raise ModelError(f"output {output!r}: the last layer's states are normed; give an inner layer")
             out.setdefault((layer, output.normed or not inner), {})[output] = output.kind if inner else output
-        if not self.split and {layer for layer, _ in out} - {-1}:
+        if not self.is_split and {layer for layer, _ in out} - {-1}:
             raise ModelError(f"{self.name}: its hidden states can't be told from its logits, so layers have no policy")
         return out
 
@@ -200,7 +200,7 @@ class Readout:
 
     def logits(self, states: Tensor, weight: Tensor | None = None) -> Tensor:
         """[n, V] logits of hidden states [n, H]; `weight` from `head_weight`."""
-        if not self.split:
+        if not self.is_split:
             return states
         assert self._head is not None
         return self._head(states) if weight is None else self._head(states, lambda x: x @ weight.t(), weight.dtype)
@@ -221,7 +221,7 @@ class Readout:
         device = next(self.causal.parameters()).device
         tokens = (torch.arange(1, 7, device=device) % self.vocabulary)[None]
         position = torch.arange(6, device=device)[None]
-        self.split = True
+        self.is_split = True
         # minus infinity less itself would be nan: banned ids are compared as zeros
         model_logits = with_zeros(self.causal(input_ids=tokens, position_ids=position, use_cache=False).logits)
         try:
@@ -262,7 +262,7 @@ def _cap(output: Output) -> float | None:
     return cap
 
 
-def _check_names(names: Sequence[str], heads: Sequence[str], given: Mapping[str, Tensor] | None) -> None:
+def _check_names(names: Sequence[str], heads: Sequence[str], constants: Mapping[str, Tensor] | None) -> None:
     for name in names:
         output = Output(name)
         if output.kind == "value":
@@ -276,9 +276,9 @@ def _check_names(names: Sequence[str], heads: Sequence[str], given: Mapping[str,
             layer_outputs = [Output(kind, "LAYER", normed=normed) for normed in (True, False) for kind in AT_LAYERS]
             known_outputs = ", ".join((*OUTPUTS, *layer_outputs, *(f"{x}@NUMBER" for x in WITH_NUMBER)))
             raise ModelError(f"the torch learner has no output {name!r}; it has {known_outputs}")
-        if not set(constants := GIVEN.get(output.kind, ())) <= set(given or {}):
+        if not set(inputs := CONSTANTS.get(output.kind, ())) <= set(constants or {}):
             raise ModelError(
-                f"output {name!r} is of a stored distribution: give {' and '.join(constants)} beside the loss"
+                f"output {name!r} is of a stored distribution: give {' and '.join(inputs)} beside the loss"
             )
 
 
@@ -293,7 +293,7 @@ def read(
     head: nn.Linear | None = None,
     heads: Sequence[str] = (),
     logits_at_once: int = 2**23,
-    given: Mapping[str, Tensor] | None = None,
+    constants: Mapping[str, Tensor] | None = None,
     changes: LogitChanges | None = None,
 ) -> dict[str, Tensor]:
     """Named outputs [n] of the distribution softmax(logits / temperature), restricted to `support` if given.
@@ -303,26 +303,28 @@ def read(
     logprob = z_target - logsumexp z, entropy = logsumexp z - sum p z and mean_logprob = mean z - logsumexp z with
     z = logits / temperature over the allowed ids; value, value@NAME = the row of head(state) that `heads` names so, of
     the state in which the token is chosen;
-    "divergence@A" = `generalised_jensen_shannon` with alpha A to given["teacher_ids"] [n, K] and
-    given["teacher_logprob"] [n, K + 1] (as `with_rest` gives them, of the same temperature and support; all -1 and
-    -inf: 0); "expected_score@CAP" = `expected_score` under given["sampler_ids"] and given["sampler_logprob"], of these
-    shapes; "likeliest@K" [n, K], "likeliest_logprob@K" [n, K + 1]: the K likeliest ids, as numbers, and `with_rest` of
-    them, without gradient.
+    "divergence@A" = `generalised_jensen_shannon` with alpha A to constants["teacher_ids"] [n, K] and
+    constants["teacher_logprob"] [n, K + 1] (as `with_rest` gives them, of the same temperature and support; all -1 and
+    -inf: 0); "expected_score@CAP" = `expected_score` under constants["sampler_ids"] and constants["sampler_logprob"],
+    of these shapes; "likeliest@K" [n, K], "likeliest_logprob@K" [n, K + 1]: the K likeliest ids, as numbers, and
+    `with_rest` of them, without gradient.
 
     states [n, H]; target [n] ids; temperature [n]; support [n, A] allowed ids padded with -1, a row of all -1 being the
     whole vocabulary. Computed in float32 at least, in chunks of `logits_at_once` logits, which the backward pass
     computes again instead of holding more of them.
     """
     # a mistake in lengths would otherwise be broadcast or cut off silently
-    _check_names(names, heads, given)
+    _check_names(names, heads, constants)
     n = target.shape[0]
     if states.shape[:1] != (n,) or temperature.shape != (n,) or (support is not None and support.shape[:1] != (n,)):
         raise ValueError(
             f"states {tuple(states.shape)}, target {tuple(target.shape)}, temperature {tuple(temperature.shape)} and "
             f"support {None if support is None else tuple(support.shape)} must share their first dimension"
         )
-    stored = {name: x for name, x in (given or {}).items() if any(name in names for names in GIVEN.values())}
-    if wrong := [name for name, x in stored.items() if x.shape[0] != n]:
+    constant_rows = {
+        name: x for name, x in (constants or {}).items() if any(name in names for names in CONSTANTS.values())
+    }
+    if wrong := [name for name, x in constant_rows.items() if x.shape[0] != n]:
         raise ValueError(f"{' and '.join(wrong)} must have a row for each of the {n} tokens that are read")
     # value heads read the hidden state itself and need no logits
     values: dict[str, Tensor] = {}
@@ -345,18 +347,18 @@ def read(
     logits_bytes = n * readout.vocabulary * (states.dtype if weight is None else weight.dtype).itemsize
     recompute = torch.is_grad_enabled() and (logits_bytes > 4 * logits_at_once if by_hand else len(chunks) > 1)
     pieces = []
-    for rows, allowed, changed in chunks:
-        stored_rows = {name: x[rows] for name, x in stored.items()}
+    for rows, support_rows, row_changes in chunks:
+        stored_rows = {name: x[rows] for name, x in constant_rows.items()}
         arguments = (
             readout,
             states[rows],
             target[rows],
             temperature[rows],
-            allowed,
+            support_rows,
             tuple(names),
             weight,
             stored_rows,
-            changed,
+            row_changes,
         )
         if recompute:
             pieces.append(checkpoint(_read_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
@@ -377,14 +379,14 @@ def _chunks(
     if support is not None:
         has_support = (support >= 0).any(1)
     if changes is not None:
-        is_changed = changes.changed.to(device)
+        is_changed = changes.is_changed.to(device)
     chunks: list[tuple[Tensor, Tensor | None, LogitChanges | None]] = []
     for kind in range(4 if changes is not None else 2):
         of_kind = (has_support == bool(kind % 2)) & (is_changed == bool(kind // 2))
         for rows in of_kind.nonzero().squeeze(1).split(size):
             if rows.numel():
-                allowed = support[rows] if support is not None and kind % 2 else None
-                chunks.append((rows, allowed, changes[rows.cpu()] if changes is not None and kind // 2 else None))
+                support_rows = support[rows] if support is not None and kind % 2 else None
+                chunks.append((rows, support_rows, changes[rows.cpu()] if changes is not None and kind // 2 else None))
     return chunks
 
 
@@ -396,7 +398,7 @@ def _read_chunk(
     support: Tensor | None,
     names: tuple[str, ...],
     weight: Tensor | None,
-    stored: Mapping[str, Tensor],
+    constant_rows: Mapping[str, Tensor],
     changes: LogitChanges | None = None,
 ) -> list[Tensor]:
     """Outputs of a chunk, in the order of `names`; see `read`."""
@@ -425,8 +427,8 @@ def _read_chunk(
         out["mean_logprob"] = mean - log_total
     # these ids index the vocabulary, not the columns of the support
     for output in map(Output, names):
-        if output.kind in GIVEN:
-            ids, constant = (stored[name] for name in GIVEN[output.kind])
+        if output.kind in CONSTANTS:
+            ids, constant = (constant_rows[name] for name in CONSTANTS[output.kind])
             student = with_rest(vocabulary_z, log_total, ids, support)
             if output.kind == "divergence":
                 out[output] = generalised_jensen_shannon(student, constant.to(student), _alpha(output))

@@ -15,11 +15,11 @@ from gxpo.learning.lora import Adapters
 
 
 class SamplingCopy:
-    """Copy of a model for samplers; `put` sets its weights.
+    """Copy of a model for samplers; `set_weights` loads its weights.
 
     model         the copy, without gradients
     policies      as of the learner: several are adapters, of which one acts at a time
-    names         of the trained parameters, which `put` sets
+    names         of the trained parameters, which `set_weights` loads
     share         "frozen": parameters that are not trained are the model's own, at no cost. "all": all parameters have
                   the memory of the model's own, which gets other memory afterwards (as shards)
     """
@@ -27,7 +27,7 @@ class SamplingCopy:
     def __init__(
         self, model: Any, policies: Mapping[str, str], *, share: Literal["nothing", "frozen", "all"] = "nothing"
     ) -> None:
-        self.model: Any = (alias(model) if share == "all" else _copied(model, frozen=share != "frozen")).eval()
+        self.model: Any = (alias(model) if share == "all" else _copy(model, frozen=share != "frozen")).eval()
         self.policies = dict(policies)
         self._parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.names = frozenset(self._parameters)
@@ -39,7 +39,7 @@ class SamplingCopy:
         return acting(self._adapters, self.policies, policy)
 
     @torch.no_grad()
-    def put(self, values: Iterable[tuple[str, Tensor]]) -> None:
+    def set_weights(self, values: Iterable[tuple[str, Tensor]]) -> None:
         """Set trained parameters by name."""
         for name, x in values:
             self._parameters[name].copy_(x)
@@ -47,10 +47,10 @@ class SamplingCopy:
 
 def alias(model: Any) -> Any:
     """Copy a model, with parameters that share the memory of the model's own."""
-    shared = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in model.parameters()}
-    return copy.deepcopy(model, shared)
+    memo = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in model.parameters()}
+    return copy.deepcopy(model, memo)
 
 
-def _copied(model: Any, *, frozen: bool) -> Any:
+def _copy(model: Any, *, frozen: bool) -> Any:
     """Copy a model; `frozen`: parameters that are not trained, too."""
     return copy.deepcopy(model, {} if frozen else {id(p): p for p in model.parameters() if not p.requires_grad})

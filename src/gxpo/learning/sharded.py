@@ -35,20 +35,20 @@ class ShardedLearner(TorchLearner):
     whole copy, which `publish` brings up to date, one parameter at a time; it is the model as it was loaded, so that no
     process ever holds a second one.
 
-    sampled  samplers in this process need that copy
+    is_sampled  samplers in this process need that copy
 
     Needs a process group (`gxpo.base.runtime.start`), of one process at least.
     """
 
     lockstep = True
 
-    def __init__(self, model: Any, *, sampled: bool = True, **settings: Any) -> None:
+    def __init__(self, model: Any, *, is_sampled: bool = True, **settings: Any) -> None:
         if settings.get("states", "float32") != "float32":
             raise ConfigError(
                 f"learner.states={settings['states']} is not for cluster.backend=fsdp, which shards float32 states: "
                 "leave it out"
             )
-        self._needs_copy, self._is_stale = sampled, False
+        self._needs_copy, self._is_stale = is_sampled, False
         self._copy: SamplingCopy | None = None
         super().__init__(model, **settings)
 
@@ -63,10 +63,10 @@ class ShardedLearner(TorchLearner):
         models = [self._readout, *([self._reference] if self._reference not in (None, self._readout) else [])]
         for readout in models:
             assert readout is not None
-            _shard(readout, self.device, trained=readout is self._readout and self.lora is None)
+            _shard(readout, self.device, is_trained=readout is self._readout and self.lora is None)
             # the decoder calls layers by their parts, which sharding does not see
             if readout.decoder is not None:
-                readout.decoder.within = within
+                readout.decoder.run_inside = run_inside
             # all processes run the tower equally often
             if (vision := vision_of(readout.causal)) is not None:
                 vision.runs = runtime.highest
@@ -80,24 +80,24 @@ class ShardedLearner(TorchLearner):
         names: Sequence[str] = ("logprob",),
         *,
         policy: str = "current",
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         try:
-            return super().outputs(forest, names, policy=policy, given=given)
+            return super().outputs(forest, names, policy=policy, constants=constants)
         finally:
             self._reshard()
 
     def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
         with torch.no_grad():
             try:
-                return within(self._readout.causal, super().hidden, forest, layer)
+                return run_inside(self._readout.causal, super().hidden, forest, layer)
             finally:
                 self._reshard()
 
     def logits(self, states: Tensor) -> Tensor:
         with torch.no_grad():
             try:
-                return within(self._readout.causal, super().logits, states)
+                return run_inside(self._readout.causal, super().logits, states)
             finally:
                 self._reshard()
 
@@ -106,9 +106,9 @@ class ShardedLearner(TorchLearner):
         batch: MicroBatch,
         names: Sequence[str],
         readout: Readout,
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        return within(readout.causal, super()._forward, batch, names, readout, given)
+        return run_inside(readout.causal, super()._forward, batch, names, readout, constants)
 
     def _reshard(self) -> None:
         """Drop gathered parameters that no backward pass will drop: the optimiser moves the shards."""
@@ -130,7 +130,7 @@ class ShardedLearner(TorchLearner):
         if not self._is_stale or self._copy is None:
             return
         parameters = self.optimiser.parameter_by_name.items()
-        self._copy.put((name, whole_tensor(p.detach())) for name, p in parameters if name in self._copy.names)
+        self._copy.set_weights((name, whole_tensor(p.detach())) for name, p in parameters if name in self._copy.names)
         self._is_stale = False
 
     def step(self, *args: Any, **settings: Any) -> Any:
@@ -162,7 +162,7 @@ class ShardedLearner(TorchLearner):
         steps = meta.get("steps")
         if not isinstance(steps, int) or steps < 0:
             raise CheckpointError(f"the learner's part of the checkpoint has steps {steps!r}; it must be a number >= 0")
-        tensors = {name: torch.empty_like(x).detach() for name, x in self.optimiser.expected(steps).items()}
+        tensors = {name: torch.empty_like(x).detach() for name, x in self.optimiser.expected_tensors(steps).items()}
         try:
             load(tensors, storage_reader=HuggingFaceStorageReader(str(path)))
         except (RuntimeError, ValueError, KeyError, AssertionError) as error:
@@ -179,19 +179,19 @@ class _Call:
         self.function = function
 
 
-def within(module: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
+def run_inside(module: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function while a sharded module's parameters are whole; its gradients go through the module's hooks."""
     return module(_Call(function), *arguments)
 
 
 def _accept_calls(module: nn.Module) -> None:
-    """Make a module run the function that `within` passes in place of its own forward pass."""
+    """Make a module run the function that `run_inside` passes in place of its own forward pass."""
     model_forward = module.forward
 
-    def forward(first: Any = None, *rest: Any, **keywords: Any) -> Any:
+    def forward(first: Any = None, *arguments: Any, **keywords: Any) -> Any:
         if isinstance(first, _Call):
-            return first.function(*rest, **keywords)
-        return model_forward(*(() if first is None else (first,)), *rest, **keywords)
+            return first.function(*arguments, **keywords)
+        return model_forward(*(() if first is None else (first,)), *arguments, **keywords)
 
     module.forward = forward
 
@@ -202,15 +202,15 @@ def whole_tensor(x: Tensor) -> Tensor:
     return x if full is None else full()
 
 
-def _shard(readout: Readout, device: torch.device, *, trained: bool) -> None:
-    """Shard a model: each layer by itself, the rest with the model. `trained`: parameters are moved in float32."""
+def _shard(readout: Readout, device: torch.device, *, is_trained: bool) -> None:
+    """Shard a model: each layer by itself, the rest with the model. `is_trained`: parameters are moved in float32."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     causal = readout.causal
     mesh = init_device_mesh(device.type, (runtime.group_size(),))
     dtype = next(causal.parameters()).dtype
-    is_rounded = trained and torch.finfo(dtype).bits < 32
+    is_rounded = is_trained and torch.finfo(dtype).bits < 32
     policy = MixedPrecisionPolicy(
         param_dtype=dtype if is_rounded else None,
         reduce_dtype=torch.float32 if is_rounded else None,
@@ -241,6 +241,8 @@ def layers_of(causal: Any) -> list[nn.Module]:
 
 def _stack(module: nn.Module, depth: int, *, outside: nn.Module | None = None) -> list[nn.Module]:
     """First module list of this depth that does not lie in `outside`."""
-    excluded = set() if outside is None else set(outside.modules())
-    stacks = (m for m in module.modules() if isinstance(m, nn.ModuleList) and len(m) == depth and m not in excluded)
+    excluded_modules = set() if outside is None else set(outside.modules())
+    stacks = (
+        m for m in module.modules() if isinstance(m, nn.ModuleList) and len(m) == depth and m not in excluded_modules
+    )
     return list(next(stacks, ()))

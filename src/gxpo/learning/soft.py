@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from gxpo.learning.architecture import padded
+from gxpo.learning.architecture import pad
 from gxpo.learning.packing import MicroBatch, Sheet
 from gxpo.learning.readout import Readout
 from gxpo.models.decoder.soft import log_density, mixed_embeddings
@@ -29,7 +29,7 @@ def soft_inputs(readout: Readout, sheet: Sheet) -> AbstractContextManager[None]:
     places = rows
     # transformers' rows are padded, and an embedding's input is counted with the padding
     if readout.decoder is None:
-        places = padded(sheet).is_token.reshape(-1).nonzero().squeeze(1)[rows]
+        places = pad(sheet).is_token.reshape(-1).nonzero().squeeze(1)[rows]
     ids = extras["support"][sheet.index[rows]]
     return mixed_embeddings(readout.causal.get_input_embeddings(), places, ids, weight[rows].nan_to_num(nan=0.0))
 

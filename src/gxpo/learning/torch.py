@@ -17,12 +17,12 @@ from gxpo.base import media, runtime
 from gxpo.base.errors import ConfigError, ModelError
 from gxpo.base.runtime import memory_is_short
 from gxpo.forest.forest import Forest
-from gxpo.learning.architecture import layout_for, states_after, untrained_loss, why_not_blocks
+from gxpo.learning.architecture import dense_mask_reason, layout_for, states_after, untrained_loss
 from gxpo.learning.base import InProcess, acting, outputs_of
 from gxpo.learning.block_mask import NO_FLEX_BACKWARD, Attention, row_trial
 from gxpo.learning.head import head_trials
 from gxpo.learning.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora
-from gxpo.learning.optimiser import Optimiser, Schedule, States, put
+from gxpo.learning.optimiser import Optimiser, Schedule, States, copy_value
 from gxpo.learning.optimiser_kinds import Rule
 from gxpo.learning.packing import Layout, MicroBatch, Packing, Sheet
 from gxpo.learning.readout import Readout, read
@@ -124,21 +124,21 @@ class TorchLearner(InProcess):
         # with adapters the reference is the model with adapters off, without them a frozen copy
         self._reference: Readout | None = None
         self.policies = dict(policies or {ALONE: "trained"})
-        trained = trained_policies(self.policies)
+        trained_names = trained_policies(self.policies)
         self._adapters: Adapters | None = None
         if len(self.policies) > 1:
             if lora is None:
                 raise ConfigError(
                     f"policies {', '.join(self.policies)}: several are adapters over one model; set learner.lora_rank"
                 )
-            self.model = with_lora(self.model, lora, adapters=[adapter_of(name) for name in trained]).eval()
+            self.model = with_lora(self.model, lora, adapters=[adapter_of(name) for name in trained_names]).eval()
             self._adapters = Adapters(self.model, self.policies)
             self._reference = self._readout if reference else None
         elif lora is not None:
             self.model = with_lora(self.model, lora).eval()
             self._reference = self._readout if reference else None
         elif reference:
-            self._reference = Readout(self._frozen_copy(), split=self._readout.split, **self._kernels)
+            self._reference = Readout(self._frozen_copy(), is_split=self._readout.is_split, **self._kernels)
         self.value_head: nn.Linear | None = None
         self.value_heads = tuple(value_heads)
         if value_heads:
@@ -149,7 +149,7 @@ class TorchLearner(InProcess):
             lr=lr,
             multiples={VALUE_HEAD: value_lr},
             kind=optimiser,
-            apart=self._adamw_prefixes() if optimiser == "muon" else (),
+            outer_names=self._adamw_prefixes() if optimiser == "muon" else (),
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
@@ -222,7 +222,7 @@ class TorchLearner(InProcess):
         self._refuse_several_policies("a reference with parameters of its own")
         if self._reference is self._readout:
             frozen = copy.deepcopy(self._readout.causal).requires_grad_(False)
-            self._reference = Readout(frozen, split=self._readout.split, **self._kernels)
+            self._reference = Readout(frozen, is_split=self._readout.is_split, **self._kernels)
         if self._reference is None:
             raise ModelError("no reference policy is kept: make the learner with reference=True")
         # the optimiser names parameters as the wrapped model does, the reference as the bare one
@@ -230,31 +230,31 @@ class TorchLearner(InProcess):
         reference_parameters = dict(self._reference.causal.named_parameters())
         for name, p in self.optimiser.parameter_by_name.items():
             if not name.startswith(VALUE_HEAD):
-                put(reference_parameters[name_by_id[id(p)]], parameters[name])
+                copy_value(reference_parameters[name_by_id[id(p)]], parameters[name])
 
     # ------------------------------------------------------------ choices between kernels
     def use(self, choices: Mapping[str, str]) -> None:
         """Update with these kernels (`models.decoder.choices`)."""
-        used = self._kernels
-        used |= {"choices": used["choices"] | choices, "products": choices.get("products", used["products"])}
+        kernels = self._kernels
+        kernels |= {"choices": kernels["choices"] | choices, "products": choices.get("products", kernels["products"])}
         self.__dict__.pop("_uses_blocks", None)
         for readout in (self._readout, self._reference):
             if readout is not None and readout.decoder is not None:
-                readout.decoder.choices, readout.decoder.products = used["choices"], used["products"]
+                readout.decoder.choices, readout.decoder.products = kernels["choices"], kernels["products"]
 
     def trials(self, sizes: Sizes, choices: Mapping[str, str]) -> Iterator[tuple[str, Trial]]:
         """Time the kernels that an update chooses between, with a step of these sizes, where `choices` has none."""
         rows = self.tokens_per_microbatch
         is_open = self.attention == "auto" and self.layout == "packed" and self.device.type not in NO_FLEX_BACKWARD
-        if is_open and "row attention" not in choices and self._why_not_blocks() is None:
+        if is_open and "row attention" not in choices and self._dense_mask_reason() is None:
             config, dtype = self._readout.causal.config.get_text_config(), next(self.model.parameters()).dtype
             yield "row attention", row_trial(config, dtype, self.device, sizes, rows)
         if (decoder := self._readout.decoder) is not None:
-            chosen = dict(choices)
+            choice_by_name = dict(choices)
             for name, trial in measure.update_trials(decoder, self._readout.head, rows, sizes, choices):
-                chosen[name] = trial.choice
+                choice_by_name[name] = trial.choice
                 yield name, trial
-            yield from head_trials(self._readout, rows, chosen, self.logits_at_once)
+            yield from head_trials(self._readout, rows, choice_by_name, self.logits_at_once)
 
     # ------------------------------------------------------------ several policies
     def acting(self, policy: str) -> AbstractContextManager[None]:
@@ -265,10 +265,10 @@ class TorchLearner(InProcess):
         """Context manager: `samples` acts as that policy."""
         return self.acting(policy)
 
-    def _refuse_several_policies(self, what: str) -> None:
+    def _refuse_several_policies(self, feature: str) -> None:
         """Raise ModelError if there are several policies."""
         if self._adapters is not None:
-            raise ModelError(f"{what} needs a single policy, and there are several: {', '.join(self.policies)}")
+            raise ModelError(f"{feature} needs a single policy, and there are several: {', '.join(self.policies)}")
 
     def _microbatches(
         self, packing: Packing, entries: Tensor, cuts: Sequence[Tensor] | None = None
@@ -294,7 +294,7 @@ class TorchLearner(InProcess):
         names: Sequence[str] = ("logprob",),
         *,
         policy: str = "current",
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Detached float64 [P] outputs ("logprob", "entropy", "value"...) of the "current" or the "reference" policy.
 
@@ -302,8 +302,8 @@ class TorchLearner(InProcess):
         several current policies each reads its own. "logprob", "entropy" and "mean_logprob" followed by "@3" or "@0.25"
         are of the head on the normed hidden state after layer 3, or after that share of the layers, and with
         "unnormed_" before them of the state as it is; "likeliest@K" [P, K] and "likeliest_logprob@K" [P, K + 1] are the
-        likeliest ids, and their log-probs and that of all others; "divergence@A" is to the teacher that is `given`, and
-        "expected_score@CAP" of the sampler that is `given` (see
+        likeliest ids, and their log-probs and that of all others; "divergence@A" is to the teacher in `constants`, and
+        "expected_score@CAP" of the sampler in `constants` (see
         `gxpo.learning.readout.read`).
         """
         # the reference reads all tokens, of several current policies each its own
@@ -319,7 +319,7 @@ class TorchLearner(InProcess):
         nan_outputs = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name, shape in shapes.items()}
         with adapters, self._short_memory("computing log-probs"):
             return outputs_of(
-                lambda b: self._forward(b, names, readout, given), batches, nan_outputs, lockstep=self.lockstep
+                lambda b: self._forward(b, names, readout, constants), batches, nan_outputs, lockstep=self.lockstep
             )
 
     @torch.no_grad()
@@ -327,7 +327,7 @@ class TorchLearner(InProcess):
         """Hidden states [T, H] float32 of the current policy at every stored token, after a layer (1: the first; -1:
         the last, as the head reads it). Zeros at tokens outside every trajectory."""
         self._refuse_several_policies("the hidden state at a stored token")
-        if not self._readout.split:
+        if not self._readout.is_split:
             raise ModelError(f"{self._readout.name}: its hidden states can't be told from its logits")
         out = torch.zeros(forest.n_tokens, self._readout.width)
         with self._short_memory("computing hidden states"):
@@ -373,7 +373,7 @@ class TorchLearner(InProcess):
         batch: MicroBatch,
         names: Sequence[str],
         readout: Readout,
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Outputs [E] of a micro-batch's entries, float64, with gradient where it is enabled."""
         layers = readout.by_layer(names)
@@ -384,40 +384,40 @@ class TorchLearner(InProcess):
         state_index, target, temperature, support, changes, reading = (
             batch.place, batch.target, batch.temperature, batch.support, batch.changes, batch.reading
         )  # fmt: skip
-        # readings are distinct (token, temperature); constants in `given` may differ between entries that share one
-        given_rows: dict[str, Tensor] | None = None
-        if given:
+        # readings are distinct (token, temperature); `constants` may differ between entries that share one
+        constant_rows: dict[str, Tensor] | None = None
+        if constants:
             state_index, target, temperature = state_index[reading], target[reading], temperature[reading]
             support = None if support is None else support[reading]
             changes, reading = None if changes is None else changes[reading], torch.arange(len(reading))
-            given_rows = {name: one_to_device(x[batch.entries], self.device) for name, x in given.items()}
+            constant_rows = {name: one_to_device(x[batch.entries], self.device) for name, x in constants.items()}
         out = {}
         index_there, target_there, temperature_there = to_device((state_index, target, temperature), self.device)
-        for (layer, normed), layer_states in zip(layers, states, strict=True):
-            rows = readout.normed(layer_states.index_select(0, index_there), layer, normed)
+        for (layer, with_norm), layer_states in zip(layers, states, strict=True):
+            rows = readout.apply_norm(layer_states.index_select(0, index_there), layer, with_norm)
             outputs = read(
                 readout,
                 rows,
                 target_there,
                 temperature_there,
                 None if support is None else support.to(self.device),
-                tuple(layers[layer, normed].values()),
+                tuple(layers[layer, with_norm].values()),
                 head=self.value_head,
                 heads=self.value_heads,
                 logits_at_once=self.logits_at_once,
-                given=given_rows,
+                constants=constant_rows,
                 changes=changes,
             )
             if soft:
                 outputs = with_densities(outputs, batch, reading, readout, rows, temperature, self.logits_at_once)
-            layer_outputs = to_host({name: outputs[kind] for name, kind in layers[layer, normed].items()})
+            layer_outputs = to_host({name: outputs[kind] for name, kind in layers[layer, with_norm].items()})
             out |= {name: x[reading] for name, x in layer_outputs.items()}
         return out
 
-    def _live(self, batch: MicroBatch, names: Sequence[str], *given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _live(self, batch: MicroBatch, names: Sequence[str], *constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if with_columns := [name for name in names if self._readout.columns(name) is not None]:
             raise ModelError(f"output {with_columns[0]!r} has no gradient: ask `outputs` for it, not a step")
-        return self._forward(batch, names, self._readout, *given)
+        return self._forward(batch, names, self._readout, *constants)
 
     def _states(self, sheet: Sheet, readout: Readout, layers: Sequence[int] = (-1,)) -> list[Tensor]:
         """Hidden states [n, H] of a sheet's tokens after each of these layers."""
@@ -432,20 +432,20 @@ class TorchLearner(InProcess):
             return self.layout != "flat" and self.attention == "flex"
         if kernel(self._kernels["choices"], "row attention") != "flex":
             return False
-        if (reason := self._why_not_blocks()) is not None:
+        if (reason := self._dense_mask_reason()) is not None:
             warnings.warn(f"rows have dense masks: {reason}", stacklevel=2)
         return reason is None
 
-    def _why_not_blocks(self) -> str | None:
+    def _dense_mask_reason(self) -> str | None:
         """Reason why the policy or its reference can't attend by block masks; None: both are switched to them."""
-        reasons = (why_not_blocks(x) for x in (self._readout, self._reference) if x is not None)
+        reasons = (dense_mask_reason(x) for x in (self._readout, self._reference) if x is not None)
         return next((reason for reason in reasons if reason is not None), None)
 
     def _packing(self, forest: Forest) -> Packing:
-        padded, limit, triples = self._readout.decoder is None, self.tokens_per_microbatch, self._readout.triples
+        is_padded, limit, triples = self._readout.decoder is None, self.tokens_per_microbatch, self._readout.triples
         position = None if triples is None else triples.positions_in(forest)
         images = self.images_per_microbatch
-        packing = Packing(forest, layout=self.layout, limit=limit, padded=padded, position=position, images=images)
+        packing = Packing(forest, layout=self.layout, limit=limit, padded=is_padded, position=position, images=images)
         highest, deepest = forest.token.max() if forest.n_tokens else -1, packing.packed.position
         # ids of pictures are beyond every vocabulary: only those of texts are compared
         if forest.media or highest >= media.FIRST:
@@ -490,7 +490,7 @@ def _prepare_model(model: Any, device: torch.device, dtype: str | torch.dtype | 
 
 def _value_head(readout: Readout, heads: int, like: Tensor) -> nn.Linear:
     """Linear value heads on the hidden state, initialised to 0."""
-    if not readout.split:
+    if not readout.is_split:
         raise ModelError(
             f"{readout.name}: its hidden states can't be told from its logits, so it can have no value head"
         )

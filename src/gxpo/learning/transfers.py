@@ -31,8 +31,8 @@ def one_to_device(x: Tensor, device: torch.device) -> Tensor:
 
 def to_host(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Outputs in float64 on the host, with their gradients; those of one shape and dtype together."""
-    together = {(x.shape, x.dtype) for x in outputs.values()}
-    if len(together) == 1 and len(outputs) > 1 and next(iter(outputs.values())).device.type != "cpu":
+    kinds = {(x.shape, x.dtype) for x in outputs.values()}
+    if len(kinds) == 1 and len(outputs) > 1 and next(iter(outputs.values())).device.type != "cpu":
         rows = to_host_float64(torch.stack(list(outputs.values())))
         return dict(zip(outputs, rows, strict=True))
     return {name: to_host_float64(x) for name, x in outputs.items()}

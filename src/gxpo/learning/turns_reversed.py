@@ -21,11 +21,11 @@ FARTHEST = 20.0  # nats: bound of a turn's summed log-ratio
 
 def turn_numbers(forest: Forest) -> tuple[Tensor, Tensor]:
     """[P] int64 each: number of trained turns of the trajectory before and after each token's turn."""
-    trained = torch.bincount(forest.path_step[forest.path_trainable], minlength=forest.n_steps) > 0
+    is_trained_S = torch.bincount(forest.path_step[forest.path_trainable], minlength=forest.n_steps) > 0
     begins = begins_of(forest.step_trajectory, forest.n_trajectories)
-    so_far = torch.cat([torch.zeros(1, dtype=torch.int64), trained.long().cumsum(0)])
-    before = so_far[:-1] - so_far[begins[:-1]][forest.step_trajectory]
-    after = so_far[begins[1:]][forest.step_trajectory] - so_far[1:]
+    turns_before = torch.cat([torch.zeros(1, dtype=torch.int64), is_trained_S.long().cumsum(0)])
+    before = turns_before[:-1] - turns_before[begins[:-1]][forest.step_trajectory]
+    after = turns_before[begins[1:]][forest.step_trajectory] - turns_before[1:]
     return forest.to_path(before, "S"), forest.to_path(after, "S")
 
 
@@ -121,14 +121,14 @@ class TurnsReversed(UpdatePart):
             # the correction after the last step would be read by nobody
             if infos[-1].empty or k == turns[-1]:
                 continue
-            turn_tokens, now = (in_turn_P & forest.path_trainable).nonzero().squeeze(1), learner.logprob()
+            turn_tokens, logprob = (in_turn_P & forest.path_trainable).nonzero().squeeze(1), learner.logprob()
             unit_of_token = unit_R[forest.path_trajectory[turn_tokens]]
-            ratio = turn_ratio((now - old_logprob)[turn_tokens], unit_of_token, n_units, self.reduce)
+            ratio = turn_ratio((logprob - old_logprob)[turn_tokens], unit_of_token, n_units, self.reduce)
             # clipped, each ratio and their product, or a few turns would decide all of the weights
             correction_U = self._clip(correction_U * self._clip(ratio))
             # old="turn": the next ratio is measured from here
             if self.old == "turn":
-                old_logprob = now
+                old_logprob = logprob
                 learner.renew()
         return infos
 
@@ -138,6 +138,6 @@ class TurnsReversed(UpdatePart):
 
 def only(forest: Forest, entries: Tensor) -> Forest:
     """The forest with only the tokens `entries` [P] bool trained."""
-    stored = torch.zeros(forest.n_tokens, dtype=torch.bool)
-    stored[forest.path_token[entries]] = True
-    return forest.replace(trainable=forest.trainable & stored)
+    is_stored_T = torch.zeros(forest.n_tokens, dtype=torch.bool)
+    is_stored_T[forest.path_token[entries]] = True
+    return forest.replace(trainable=forest.trainable & is_stored_T)

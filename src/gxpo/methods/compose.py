@@ -30,7 +30,7 @@ from gxpo.parts.definition import (
     unknown_key,
 )
 from gxpo.parts.learning import learns_from_equal_groups
-from gxpo.parts.options import SECTIONS, Keys, Unexecuted, canonical, canonical_keys, dotted, resolve_part
+from gxpo.parts.options import SECTIONS, Keys, Unexecuted, canonical, canonical_keys, flatten_keys, resolve_part
 
 _SPEC = re.compile(r"^(?P<name>[a-z0-9_]+)(@(?P<system>[a-z0-9_-]+))?$")
 
@@ -57,7 +57,7 @@ def method(spec: str | Method, overrides: Mapping[str, Any] | None = None, *, co
                 "composed: give the keys when it is composed, gxpo.method('name', {...})"
             )
         before, system = spec.recipe
-        return method(spec.name, {**before, **dotted(overrides or {})}, compat=compat or system)
+        return method(spec.name, {**before, **flatten_keys(overrides or {})}, compat=compat or system)
     for key, value in (("method", spec), ("compat", "" if compat is None else compat)):
         if not isinstance(value, str):
             raise ConfigError(f"{key}={show(value)} is not a name")
@@ -65,7 +65,7 @@ def method(spec: str | Method, overrides: Mapping[str, Any] | None = None, *, co
 
     _import_base()
     definitions = [_look_up(word.strip(), compat) for word in spec.split("+")]
-    override_keys = dotted(overrides or {})
+    override_keys = flatten_keys(overrides or {})
     composed = _build(spec, definitions, merge(definitions, canonical_keys(override_keys), METHODS))
     object.__setattr__(composed, "recipe", (override_keys, compat))
     return composed
@@ -128,7 +128,7 @@ def _build(
     keys = Keys(merged)
     estimator = _credit(keys, Relative)
     weights = keys.parts("weight", registry.WEIGHTS, "weight")
-    rollout = keys.part("rollout", keys.take("rollout", Independent), registry.ROLLOUTS, what="rollout")
+    rollout = keys.part("rollout", keys.take("rollout", Independent), registry.ROLLOUTS, role="rollout")
     segmenter = _optional_part(keys, "segment", registry.SEGMENTERS, "segmenter")
     sampler = _optional_part(keys, "tasks.sampler", registry.SAMPLERS, "task sampler")
     likelihood = _optional_part(keys, "likelihood", registry.LIKELIHOODS, "likelihood")
@@ -136,7 +136,7 @@ def _build(
     step_rewards = keys.parts("reward.step", registry.REWARDS, "reward")
     rewards = keys.parts("reward.add", registry.REWARDS, "reward")
     signals = keys.parts("signal", registry.SIGNALS, "signal")
-    update = keys.part("update", keys.take("update", Epochs), registry.UPDATES, what="update")
+    update = keys.part("update", keys.take("update", Epochs), registry.UPDATES, role="update")
     terms, kl_reward = _objective(keys, weights)
     context = keys.choice("objective.context", "trained", "sampled")
     # checked on the resolved values: an override may bring a value that a method can't work with, or replace it
@@ -179,7 +179,7 @@ def _build(
 def _optional_part(keys: Keys, key: str, table: Any, label: str) -> Any:
     """Make the part under a key whose stage may be empty; None where nothing is stated."""
     name = keys.take(key, None)
-    return None if name is None else keys.part(key, name, table, what=label)
+    return None if name is None else keys.part(key, name, table, role=label)
 
 
 def _run_keys(keys: Keys) -> dict[str, Stated]:
@@ -189,7 +189,7 @@ def _run_keys(keys: Keys) -> dict[str, Stated]:
         return {}
     from gxpo.parts.settings import RUN_KEYS  # pydantic's models take a while
 
-    return {k: keys.given[k] for k in unread if k in RUN_KEYS}
+    return {k: keys.all_stated[k] for k in unread if k in RUN_KEYS}
 
 
 def _check_unread(
@@ -212,10 +212,10 @@ def _check_unread(
 
 def _credit(keys: Keys, default: Any) -> Any:
     """Make the advantage estimator: the one under `credit`, plus those under `credit.add.NAME`."""
-    total = keys.part("credit", keys.take("credit", default), registry.CREDITS, what="credit")
+    total = keys.part("credit", keys.take("credit", default), registry.CREDITS, role="credit")
     for extra in keys.names("credit.add"):
         slot = f"credit.add.{extra}"
-        total = total + keys.part(slot, keys.take(slot, extra), registry.CREDITS, what="credit", main="credit")
+        total = total + keys.part(slot, keys.take(slot, extra), registry.CREDITS, role="credit", main="credit")
     return total
 
 
@@ -296,7 +296,7 @@ def _policy_term(keys: Keys) -> Any:
     )
     # only the policy gradient is made of a ratio and a surrogate; another objective has fields alone
     if not (isinstance(kind, type) and issubclass(kind, objectives.PolicyGradient)):
-        return keys.part("objective", kind, registry.TERMS, what="term of the objective")
+        return keys.part("objective", kind, registry.TERMS, role="term of the objective")
     slot = "objective.surrogate"
     surrogate = keys.part(slot, keys.take(slot, objectives.Clip), registry.SURROGATES, "objective", "surrogate")
     # the class of the default ratio is imported already; its name would make the registry load the whole folder
@@ -306,7 +306,7 @@ def _policy_term(keys: Keys) -> Any:
     fields = keys.fields(kind, "objective", preset={"surrogate": surrogate, "ratio": ratio})
     # a surrogate of a file that was not executed can't be checked against the other fields
     unexecuted = next((part for part in (surrogate, ratio) if isinstance(part, Unexecuted)), None)
-    return unexecuted or keys.owned(kind(**fields), "objective")
+    return unexecuted or keys.start_schedules(kind(**fields), "objective")
 
 
 def _objective(keys: Keys, weights: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
@@ -345,7 +345,7 @@ def _objective(keys: Keys, weights: Mapping[str, Any]) -> tuple[dict[str, Any], 
         raise ConfigError("objective.kl.coef: a schedule moves the KL in the loss: set objective.kl.place=loss")
     kl_reward = None
     if kl.is_ever_used and place == "loss":
-        terms["kl"] = keys.owned(kl, "objective.kl")
+        terms["kl"] = keys.start_schedules(kl, "objective.kl")
     elif kl.is_ever_used:
         if kl.ratio_weighted:
             raise ConfigError("objective.kl.ratio_weighted weighs the KL in the loss: set objective.kl.place=loss")
@@ -354,7 +354,7 @@ def _objective(keys: Keys, weights: Mapping[str, Any]) -> tuple[dict[str, Any], 
             raise ConfigError("objective.kl.control moves the KL in the loss: set objective.kl.place=loss")
     bonus = objectives.Entropy(**keys.fields(objectives.Entropy, "objective.entropy", preset=horizon))
     if bonus.is_ever_used:
-        terms["entropy"] = keys.owned(bonus, "objective.entropy")
+        terms["entropy"] = keys.start_schedules(bonus, "objective.entropy")
     added = keys.parts("objective.add", registry.TERMS, "term")
     adapted_terms = {name: objectives.TermPart.hook(term, "adapt_to")(policy, weights) for name, term in added.items()}
     return terms | adapted_terms, kl_reward
@@ -394,7 +394,7 @@ def _refuse_key(key: str, keys: Keys, merged: Mapping[str, Stated], labels: list
         from gxpo.methods import METHODS
 
         source = METHODS[merged[key].value]
-        slots = [k for k in (*keys.given, *source.keys) if k != key and registry.table_at(k) is not None]
+        slots = [k for k in (*keys.all_stated, *source.keys) if k != key and registry.table_at(k) is not None]
         hint = did_you_mean(key, slots)
         searched = list(dict.fromkeys([*labels, source.name]))
         lacks = f"neither {' nor '.join(searched)} has" if searched[1:] else f"{source.name} does not have"

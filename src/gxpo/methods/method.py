@@ -134,8 +134,8 @@ class Method:
 
     @cached_property
     def output_signals(self) -> tuple[str, ...]:
-        """Signals that the policy's outputs are computed with, such as a teacher's log-probs: see `TermPart.given`."""
-        return tuple(dict.fromkeys(n for term in self.terms.values() for n in TermPart.hook(term, "given")))
+        """Signals that policy outputs are computed with, such as a teacher's log-probs: see `TermPart.constants`."""
+        return tuple(dict.fromkeys(n for term in self.terms.values() for n in TermPart.hook(term, "constants")))
 
     @cached_property
     def reads_texts(self) -> bool:

@@ -33,16 +33,16 @@ def put(target: Path, fill: Callable[[Path], None]) -> Path:
     """Create the directory `target` atomically with `fill`; safe for concurrent processes."""
     target.parent.mkdir(parents=True, exist_ok=True)
     # fill a sibling first and rename it: a process that is killed half-way leaves no directory that looks complete
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        fill(unfinished)
+        fill(partial)
         # mkdtemp makes a directory that only its owner may read, and a cache may be shared
-        unfinished.chmod(0o755)
+        partial.chmod(0o755)
         try:
-            unfinished.rename(target)
+            partial.rename(target)
         except OSError:
             if not target.is_dir():  # else another process was faster, with the same files
                 raise
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
     return target

@@ -77,8 +77,8 @@ class MaskedPolicy:
         last_visible = torch.where(is_visible, place, -1).amax(1)
         can_end = (last_visible[row] < column).to(device)
         ids = torch.arange(logits.shape[1], device=device)
-        banned = (ids == self.mask) | ((ids == self.end) & ~can_end[:, None])
-        return logits.masked_fill(banned, -torch.inf)
+        is_banned = (ids == self.mask) | ((ids == self.end) & ~can_end[:, None])
+        return logits.masked_fill(is_banned, -torch.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,13 +93,13 @@ class Row:
     temperature: float = 1.0
 
     def with_views(self, policy: MaskedPolicy, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
-        """Inputs [V, prompt + room] of the estimator's views, and the weights [V, n] of what is read there."""
-        hidden, weight = likelihood.views(Answer(len(self.prompt), self.unmasked_at, self.seed))
-        tokens = torch.tensor([*self.prompt, *self.answer]).expand(len(hidden), -1)
-        shown = torch.where(hidden, policy.mask, tokens)
+        """Inputs [V, prompt + room] of the estimator's views, and the weights [V, n] of their readings."""
+        is_hidden, weight = likelihood.views(Answer(len(self.prompt), self.unmasked_at, self.seed))
+        tokens = torch.tensor([*self.prompt, *self.answer]).expand(len(is_hidden), -1)
+        visible = torch.where(is_hidden, policy.mask, tokens)
         # what is behind the end is hidden exactly as long as the end is
-        rest = torch.where(hidden[:, -1:], policy.mask, policy.end).expand(-1, self.room - len(self.answer))
-        return torch.cat([shown, rest], 1), weight
+        tail = torch.where(is_hidden[:, -1:], policy.mask, policy.end).expand(-1, self.room - len(self.answer))
+        return torch.cat([visible, tail], 1), weight
 
 
 def estimate(policy: MaskedPolicy, rows: Sequence[Row], likelihood: Likelihood, limit: int = 0) -> dict[str, Tensor]:
@@ -126,11 +126,11 @@ def estimate(policy: MaskedPolicy, rows: Sequence[Row], likelihood: Likelihood, 
         row, column, target, at, weight, temperature = (torch.cat(x) for x in zip(*reads, strict=True))
         lengths = torch.tensor([views[i][0].shape[1] for i, _ in chunk])
         begins = torch.tensor([len(rows[i].prompt) for i, _ in chunk])
-        scaled = policy.logits(tokens, lengths, begins, row, column)
-        logprobs = (scaled / temperature.to(scaled)[:, None]).log_softmax(1)
-        chosen = logprobs.gather(1, target.to(logprobs.device)[:, None]).squeeze(1)
+        logits = policy.logits(tokens, lengths, begins, row, column)
+        logprobs = (logits / temperature.to(logits)[:, None]).log_softmax(1)
+        logprob = logprobs.gather(1, target.to(logprobs.device)[:, None]).squeeze(1)
         entropy = torch.special.entr(logprobs.exp()).sum(1)
-        for name, x in (("logprob", chosen), ("entropy", entropy)):
+        for name, x in (("logprob", logprob), ("entropy", entropy)):
             out[name] = out[name].index_add(0, at, to_host_float64(x) * weight)
     return out
 

@@ -45,7 +45,7 @@ class ModelObject:
         return str(next(self.model.parameters()).dtype).removeprefix("torch.")
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """Description of the model's origin, for config.yaml."""
         return f"argument, a {type(self.model).__name__} of {self.model.num_parameters():,} parameters"
 

@@ -41,8 +41,8 @@ def base_of(path: Path) -> Path:
         ) from error
     # a pickle may run code when it is loaded, so adapter_model.bin is refused
     if not (path / WEIGHTS[0]).is_file():
-        pickled = f"; {WEIGHTS[1]} is a pickle, which is never loaded" if (path / WEIGHTS[1]).is_file() else ""
-        raise ModelError(f"{path}: an adapter without {WEIGHTS[0]}{pickled}")
+        note = f"; {WEIGHTS[1]} is a pickle, which is never loaded" if (path / WEIGHTS[1]).is_file() else ""
+        raise ModelError(f"{path}: an adapter without {WEIGHTS[0]}{note}")
     if not isinstance(name, str) or not name:
         raise ModelError(f"{path / CONFIG}: an adapter that names no base model: {_merge_first(path, 'BASE')}")
     # a directory before the hub's cache: peft writes the base as it was named when the adapter was made
@@ -129,24 +129,24 @@ def _merge(path: Path, base: Path, place: Path, kind_of: Callable[[Any], Any]) -
         # peft only warns of weights that are missing, which are refused below by name
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="peft")
-            adapted = peft.PeftModel.from_pretrained(model, str(path), is_trainable=False)
+            peft_model = peft.PeftModel.from_pretrained(model, str(path), is_trainable=False)
         # peft ignores weights that do not fit the base: a wrong base would give an unchanged model
         with safetensors.safe_open(str(path / WEIGHTS[0]), framework="pt") as file:
             stored_names = set(file.keys())
-        adapter_names = set(peft.get_peft_model_state_dict(adapted))
+        adapter_names = set(peft.get_peft_model_state_dict(peft_model))
         if stored_names != adapter_names:
             missing, surplus = sorted(adapter_names - stored_names), sorted(stored_names - adapter_names)
             raise ModelError(
                 f"{path}: the adapter does not fit its base {base}: "
                 + "; ".join(
-                    f"{len(names)} weights {what} ({names[0]})"
-                    for names, what in ((missing, "are missing"), (surplus, "have no place"))
+                    f"{len(names)} weights {fault} ({names[0]})"
+                    for names, fault in ((missing, "are missing"), (surplus, "have no place"))
                     if names
                 )
             )
-        if not hasattr(adapted, "merge_and_unload"):
-            raise ModelError(f"{path}: an adapter of type {adapted.peft_type} can't be merged into weights")
-        adapted.merge_and_unload().save_pretrained(str(place))
+        if not hasattr(peft_model, "merge_and_unload"):
+            raise ModelError(f"{path}: an adapter of type {peft_model.peft_type} can't be merged into weights")
+        peft_model.merge_and_unload().save_pretrained(str(place))
         for home in (base, tokenizer_home(path)):  # the adapter's tokenizer over the base's
             for file in home.iterdir():
                 is_tokenizer_file = file.name.startswith(

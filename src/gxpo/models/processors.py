@@ -80,8 +80,8 @@ class PatchProcessor:
         _, rows, columns = self.grid(*pixels.shape[:2])
         p, m = self.patch, self.merge
         values = torch.from_numpy(scaled(pixels, columns * m * p, rows * m * p)).to(torch.float32) / 127.5 - 1
-        cut = values.reshape(rows, m, p, columns, m, p, 3).permute(0, 3, 1, 4, 6, 2, 5)  # R C m m 3 p p
-        frames = cut[:, :, :, :, :, None].expand(-1, -1, -1, -1, -1, self.frames, -1, -1)
+        patches = values.reshape(rows, m, p, columns, m, p, 3).permute(0, 3, 1, 4, 6, 2, 5)  # R C m m 3 p p
+        frames = patches[:, :, :, :, :, None].expand(-1, -1, -1, -1, -1, self.frames, -1, -1)
         return frames.reshape(rows * columns * m * m, -1), (1, rows * m, columns * m)
 
 
@@ -124,7 +124,7 @@ class AutoPictures:
 
     def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
         """Outputs of the processor for each picture, concatenated."""
-        picture_inputs = [self._one(p) for p in pictures]
+        picture_inputs = [self._picture_inputs(p) for p in pictures]
         if unknown := sorted({name for each in picture_inputs for name in each} - {*TOWER_INPUTS}):
             raise ModelError(
                 f"{type(self.processor).__name__} gives {unknown[0]}, which gxpo does not hand to a tower: it knows "
@@ -138,7 +138,7 @@ class AutoPictures:
             )
         return {name: torch.cat([each[name] for each in picture_inputs]) for name in picture_inputs[0]}
 
-    def _one(self, pixels: Pixels) -> dict[str, Tensor]:
+    def _picture_inputs(self, pixels: Pixels) -> dict[str, Tensor]:
         try:
             return dict(self.processor(images=[pixels], return_tensors="pt", input_data_format="channels_last"))
         except Exception as error:  # processors refuse sizes, as sides of 1 to 300, by types of their own
@@ -154,10 +154,10 @@ class AutoPictures:
 def ids_around(kind: str, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Ids before and after the rows of a picture, for a type of model, as far as its tokenizer has all of them."""
     before, after = AROUND.get(kind, ((), ()))
-    added = {str(token.content): int(i) for i, token in tokenizer.added_tokens_decoder.items()}
-    if not {*before, *after} <= added.keys():
+    id_by_token = {str(token.content): int(i) for i, token in tokenizer.added_tokens_decoder.items()}
+    if not {*before, *after} <= id_by_token.keys():
         return (), ()
-    return tuple(added[name] for name in before), tuple(added[name] for name in after)
+    return tuple(id_by_token[name] for name in before), tuple(id_by_token[name] for name in after)
 
 
 def save_processor(model: Any, folder: Path) -> None:

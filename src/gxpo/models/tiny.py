@@ -18,15 +18,15 @@ SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")  # ids 0..3
 CHARACTERS = "\n" + "".join(chr(c) for c in range(32, 127))  # ids from 4
 
 
-def character_tokenizer(*more: str) -> PreTrainedTokenizerFast:
-    """One token per character, and `more` special ones; `<bos>` is put before a text, its author has to write `<eos>`.
+def character_tokenizer(*special: str) -> PreTrainedTokenizerFast:
+    """One token per character, and `special` ones; `<bos>` is put before a text, its author has to write `<eos>`.
 
     A character outside printable ASCII becomes `<unk>`. The name of a special token typed out in a text becomes that
     token, as with every tokenizer of transformers; `gxpo.models.chat` keeps it as text.
     """
     tokenizers = need("tokenizers", "train")
     transformers = need("transformers", "train")
-    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *CHARACTERS, *more))}
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *CHARACTERS, *special))}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
     # not `.`, which leaves out line breaks
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
@@ -35,7 +35,9 @@ def character_tokenizer(*more: str) -> PreTrainedTokenizerFast:
         single="<bos> $A", special_tokens=[("<bos>", vocabulary["<bos>"])]
     )
     return transformers.PreTrainedTokenizerFast(
-        **({"mask_token": MASK} if MASK in more else {"additional_special_tokens": list(more)} if more else {}),
+        **(
+            {"mask_token": MASK} if MASK in special else {"additional_special_tokens": list(special)} if special else {}
+        ),
         tokenizer_object=backend,
         pad_token="<pad>",
         bos_token="<bos>",

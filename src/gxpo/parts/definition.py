@@ -106,7 +106,7 @@ class Definition:
 
     @property
     def choices(self) -> str:
-        """One-line note of what the sources leave open and was chosen here."""
+        """One-line note of the choices made where the sources leave something open."""
         return " ".join(self._read(_CHOICES).split()).removesuffix(".")
 
     def _read(self, pattern: re.Pattern[str]) -> str:
@@ -115,7 +115,7 @@ class Definition:
 
     @property
     def paper(self) -> Paper:
-        """Its bibliography, which is read when it is first asked for. KeyError for a key that the file has not."""
+        """Bibliography entry, read on first access. KeyError for a key that the file does not have."""
         if isinstance(self.cite, Paper):
             return self.cite
         return self.papers[self.cite] if self.cite else Paper()
@@ -186,7 +186,7 @@ def stage_of(key: str) -> str | None:
 
 
 def kind_of(value: Any) -> Any:
-    """The part that a pure function is, where it states a part's name; any other value as it is."""
+    """Part that a pure function implements, if it states a part's name; any other value is returned unchanged."""
     return vars(value).get("__kind__", value) if inspect.isfunction(value) else value
 
 
@@ -212,46 +212,46 @@ def merge(
     An override that takes nothing from that method, and nothing of the composition away, is `Stated.by_method`.
     """
     # an override either states a value, or borrows a stage from another method by that method's name
-    decided, borrowed = {}, {}
+    values, stage_sources = {}, {}
     for key, override in overrides.items():
         if isinstance(override.value, str) and override.value in methods:
-            borrowed[key] = override
+            stage_sources[key] = override
         else:
-            decided[key] = override
+            values[key] = override
     # methods merge without an order: two different values of one key are an error with a remedy, never the last one
-    merged: dict[str, Stated] = {}
+    merged_keys: dict[str, Stated] = {}
     for label, _, keys in definitions:
         for key, value in keys.items():
             # options of rewards are joined by reward and name: a method states those of its own rewards only
-            if key == JOINED and key in decided:
-                decided[key] = joined(decided[key], value)
-            if key in decided or any(_governs(k, key, keys) for k in borrowed):
+            if key == JOINED and key in values:
+                values[key] = join_reward_options(values[key], value)
+            if key in values or any(_governs(k, key, keys) for k in stage_sources):
                 continue
             # what a method adds to its own part goes with that part when the caller replaces it
-            if any(key.startswith(f"{stage}.add.") and stage in keys for stage in decided):
+            if any(key.startswith(f"{stage}.add.") and stage in keys for stage in values):
                 continue
             # values are compared and not texts, so that 1 and 1.0 from two files are no conflict
-            if key in merged and not same(merged[key].value, value):
-                first = merged[key]
+            if key in merged_keys and not same(merged_keys[key].value, value):
+                first = merged_keys[key]
                 raise MethodConflict(
                     f"{first.origin} sets {key}={show(first.value)} and {label} sets {key}={show(value)}: decide with "
                     f"--set {key}={first.origin.split('@')[0]} (or ={label.split('@')[0]}, or a value), "
                     f"in Python {{{key!r}: {first.origin.split('@')[0]!r}}}"
                 )
-            merged.setdefault(key, Stated(value, label))
-    for key, override in borrowed.items():
+            merged_keys.setdefault(key, Stated(value, label))
+    for key, override in stage_sources.items():
         # a stage is borrowed with its parameters: half of another method's stage would be a method that nobody has
         # published
         source = methods[override.value]
-        taken = {k: v for k, v in source.keys.items() if _governs(key, k, source.keys)}
-        merged |= {k: Stated(v, f"{override.origin} (as in {source.name})") for k, v in taken.items()}
+        stage_keys = {k: v for k, v in source.keys.items() if _governs(key, k, source.keys)}
+        merged_keys |= {k: Stated(v, f"{override.origin} (as in {source.name})") for k, v in stage_keys.items()}
         # a method that has nothing at this stage: the stage is as in the base, which has to be said and not dropped
-        if not taken and not any(_governs(key, k, keys) for _, _, keys in definitions for k in keys):
-            merged[key] = dataclasses.replace(override, by_method=True)
-    return merged | decided
+        if not stage_keys and not any(_governs(key, k, keys) for _, _, keys in definitions for k in keys):
+            merged_keys[key] = dataclasses.replace(override, by_method=True)
+    return merged_keys | values
 
 
-def joined(override: Stated, below: Any) -> Stated:
+def join_reward_options(override: Stated, below: Any) -> Stated:
     """Options of rewards as the caller states them, over those that a method states of the same rewards."""
     if not isinstance(override.value, Mapping):
         return override
@@ -270,21 +270,21 @@ def _added_to_any(stage: str, key: str, keys: Mapping[str, Any]) -> bool:
 
 
 def check_refusals(
-    definitions: Sequence[tuple[str, Definition, Mapping[str, Any]]], resolved: Mapping[str, Any]
+    definitions: Sequence[tuple[str, Definition, Mapping[str, Any]]], key_values: Mapping[str, Any]
 ) -> None:
     """Raise where a method of the composition can't work with a value that came out."""
     for label, definition, _ in definitions:
         for key, values in definition.refuses.items():
-            if key in resolved and any(same(resolved[key], v) for v in values):
-                raise ConfigError(f"{label} can't work with {key}={show(resolved[key])}: set {key} to another value")
+            if key in key_values and any(same(key_values[key], v) for v in values):
+                raise ConfigError(f"{label} can't work with {key}={show(key_values[key])}: set {key} to another value")
 
 
-def check_allowed(part: Any, resolved: Mapping[str, Stated]) -> None:
+def check_allowed(part: Any, keys: Mapping[str, Stated]) -> None:
     """Raise where a setting of the run has a value that a part can't work with: it `allows` other ones alone."""
-    for key, (values, why) in getattr(part, "allows", {}).items():
-        if key in resolved and not any(same(resolved[key].value, v) for v in values):
-            others = " or ".join(map(show, values))
-            raise ConfigError(f"{key}={show(resolved[key].value)}: {show(part)} {why}: set {key} to {others}")
+    for key, (values, reason) in getattr(part, "allows", {}).items():
+        if key in keys and not any(same(keys[key].value, v) for v in values):
+            alternatives = " or ".join(map(show, values))
+            raise ConfigError(f"{key}={show(keys[key].value)}: {show(part)} {reason}: set {key} to {alternatives}")
 
 
 def finite(value: Any, unbounded: bool = False) -> bool:
@@ -335,6 +335,6 @@ def is_section(key: str, keys: Iterable[str]) -> bool:
 
 
 def unknown_key(key: str, valid: Sequence[str]) -> ConfigError:
-    """The error for a key that nothing has, with what is close."""
+    """Error for a key that no part has, with the nearest known key."""
     weights = "; weights of several rewards are scoring.weights" if key.startswith("reward.") else ""
     return ConfigError(f"unknown key {key!r}{did_you_mean(key, valid)}{weights}")

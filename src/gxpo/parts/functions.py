@@ -38,18 +38,18 @@ class Signature(NamedTuple):
 @cache
 def signature(function: Callable[..., Any]) -> Signature:
     """Columns and options of a function, from its signature."""
-    declared = inspect.signature(function).parameters.values()
-    options = {p.name: p for p in declared if p.kind is p.KEYWORD_ONLY}
+    parameters = inspect.signature(function).parameters.values()
+    options = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
     # annotations are texts under `from __future__`: only those of options are resolved, since types of columns may be
     # imported for type checkers alone
-    typed = SimpleNamespace(
+    holder = SimpleNamespace(
         __annotations__={k: p.annotation for k, p in options.items() if p.annotation is not p.empty}
     )
-    hints = get_type_hints(typed, getattr(inspect.unwrap(function), "__globals__", None), include_extras=True)
+    hints = get_type_hints(holder, getattr(inspect.unwrap(function), "__globals__", None), include_extras=True)
     return Signature(
-        tuple(p.name for p in declared if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)),
+        tuple(p.name for p in parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)),
         {k: (hints.get(k, Any), p.default) for k, p in options.items()},
-        any(p.kind is p.VAR_KEYWORD for p in declared),
+        any(p.kind is p.VAR_KEYWORD for p in parameters),
     )
 
 
@@ -124,26 +124,26 @@ class Formula(Part):
                 self, name, look_up(getattr(self, name), module, f"{key_of(type(self))}.{name}", free=free)
             )
         # options of all functions together: one name that two of them have is one option
-        chosen = [getattr(self, name) for name in self.functions]
-        declared = {k: v for f in chosen if callable(f) for k, v in signature(f).options.items()}
-        title = self.slot.replace("NAME", getattr(chosen[-1], "__name__", chosen[-1]))
-        # an option that no chosen function has would be ignored in silence
+        functions = [getattr(self, name) for name in self.functions]
+        options = {k: v for f in functions if callable(f) for k, v in signature(f).options.items()}
+        title = self.slot.replace("NAME", getattr(functions[-1], "__name__", functions[-1]))
+        # an option that no function has would be ignored in silence
         for name in self.options:
-            if name not in declared:
-                raise ConfigError(f"{title} has no option {name!r}{did_you_mean(name, declared)}")
+            if name not in options:
+                raise ConfigError(f"{title} has no option {name!r}{did_you_mean(name, options)}")
         # an option that is also a field of the part lives there alone, so that it can't have two values
         field_names = {f.name for f in fields(self)}  # type: ignore[arg-type]  # a dataclass
         values = {
             k: getattr(self, k) if k in field_names else self.options.get(k, default)
-            for k, (_, default) in declared.items()
+            for k, (_, default) in options.items()
         }
         # ranges of options are checked when the part is made and not in the first step of a run
         for name, value in values.items():
-            rule = rule_of(declared[name][0], declared[name][1] == math.inf)
+            rule = rule_of(options[name][0], options[name][1] == math.inf)
             if rule is not None and not rule.holds(value):
                 raise ConfigError(refusal(f"{title}.{name}", value, rule))
         # options that exclude each other: each function checks its own
-        for function in chosen:
+        for function in functions:
             checked_options = {k: values[k] for k in signature(function).options} if hasattr(function, "check") else {}
             if checked_options and (wrong := function.check(**checked_options)):
                 raise ConfigError(f"{title}: {wrong}")
@@ -192,10 +192,10 @@ class FunctionPart(Part):
         check = getattr(self.function, "check", None)
         if check is not None and (wrong := check(**self.options)):
             raise ConfigError(f"{key_of(type(self))}.{wrong}")
-        for name in self._settled:
+        for name in self._option_facts:
             object.__setattr__(self, name, getattr(type(self), f"_{name}")(**self.options))
 
-    _settled: ClassVar[tuple[str, ...]] = ()  # facts that depend on the options
+    _option_facts: ClassVar[tuple[str, ...]] = ()  # facts that depend on the options
 
 
 def function_part(function: Callable[..., Any], base: type[FunctionPart], **facts: Any) -> type[FunctionPart]:
@@ -216,7 +216,7 @@ def function_part(function: Callable[..., Any], base: type[FunctionPart], **fact
     space = {
         **{name: value for name, value in attributes.items() if name not in by_options},
         **{f"_{name}": staticmethod(value) for name, value in by_options.items()},
-        "_settled": tuple(by_options),
+        "_option_facts": tuple(by_options),
         "function": staticmethod(function),
         "__doc__": function.__doc__,
         "__module__": function.__module__,
@@ -266,29 +266,29 @@ def in_words(value: Any) -> str:
 Name = Callable[[Any], str]
 
 
-def title_of(what: str, part: Any, name: Name | None) -> str:
-    """A part as errors call it: `what` it is, its `name` where one is asked for, and its file where it is a user's."""
-    return f"{what}{'' if name is None else f' {name(part)}'}{place_of(part)}"
+def title_of(role: str, part: Any, name: Name | None) -> str:
+    """Name a part as errors do: its role, its `name` where one is asked for, and its file where it is a user's."""
+    return f"{role}{'' if name is None else f' {name(part)}'}{place_of(part)}"
 
 
-def expect(value: Any, shape: Sequence[int], what: str, part: Any, unit: str, *, name: Name | None = None) -> Any:
+def expect(value: Any, shape: Sequence[int], role: str, part: Any, unit: str, *, name: Name | None = None) -> Any:
     """The tensor that a part has given, of this shape. GxpoError that names the part's file otherwise.
 
     unit  what has one value: "path token (use forest.to_path)"
-    name  gives the part's name, which is told after `what`
+    name  gives the part's name, which is told after `role`
     """
     fits = hasattr(value, "is_complex") and not value.is_complex() and tuple(value.shape) == tuple(shape)
     if fits:
         return value
     size = f"shape {tuple(shape)}, one value for each {unit}" if len(shape) else "a tensor of shape (), one number"
-    raise GxpoError(f"{title_of(what, part, name)} gave {in_words(value)}; it has to give {size}")
+    raise GxpoError(f"{title_of(role, part, name)} gave {in_words(value)}; it has to give {size}")
 
 
 @contextmanager
-def naming(what: str, part: Any, *, name: Name | None = None) -> Iterator[None]:
+def naming(role: str, part: Any, *, name: Name | None = None) -> Iterator[None]:
     """Context manager: an exception that a user's part causes outside of its own code names its file.
 
-    name  gives the part's name, which is told after `what`
+    name  gives the part's name, which is told after `role`
     """
     try:
         yield
@@ -301,5 +301,5 @@ def naming(what: str, part: Any, *, name: Name | None = None) -> Iterator[None]:
             raise
         message = " ".join(str(error).split())
         raise GxpoError(
-            f"{title_of(what, part, name)} gave what can't be used: {type(error).__name__}: {message[:300]}"
+            f"{title_of(role, part, name)} gave what can't be used: {type(error).__name__}: {message[:300]}"
         ) from error

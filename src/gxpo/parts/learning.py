@@ -1,4 +1,4 @@
-"""Protocols of learning: what is known of each token (policies' outputs, signals), advantages, weights, terms, updates.
+"""Protocols of learning: policies' outputs and signals, advantages, weights, loss terms, learners, updates.
 
 Suffixes name axes: `_R` trajectories, `_P` path tokens, `_T` stored tokens. All that credit and weights receive is
 detached.
@@ -52,26 +52,26 @@ class Output(str):
 ALIASES = {"old_logprob": "proximal_logprob", "rollout_logprob": "behaviour_logprob"}  # TRL's and verl's names
 
 
-def _aliased(kind: type[T]) -> type[T]:
+def _accept_aliases(kind: type[T]) -> type[T]:
     """A dataclass that takes its fields by their names in `ALIASES` too."""
     # the constructor alone knows aliases: fields, `replace` and records have one name for each value
     init = kind.__init__
 
     @wraps(init)
-    def init_with_aliases(self: Any, *args: Any, **given: Any) -> None:
-        for other, name in ALIASES.items():
-            if other in given:
-                # both spellings given: neither may win in silence
-                if name in given:
-                    raise TypeError(f"{kind.__name__}: {other} and {name} are one: give one of them")
-                given[name] = given.pop(other)
-        init(self, *args, **given)
+    def init_with_aliases(self: Any, *args: Any, **keywords: Any) -> None:
+        for alias, name in ALIASES.items():
+            if alias in keywords:
+                # both spellings: neither may win in silence
+                if name in keywords:
+                    raise TypeError(f"{kind.__name__}: {alias} and {name} are one: give one of them")
+                keywords[name] = keywords.pop(alias)
+        init(self, *args, **keywords)
 
     kind.__init__ = init_with_aliases
     return kind
 
 
-@_aliased
+@_accept_aliases
 @dataclass(frozen=True)
 class PolicyTokens:
     """Log-probs of the current, rollout, old and reference policies at every action token; each tensor is [P].
@@ -146,19 +146,19 @@ class Signals(Mapping[str, Any]):
 
     @classmethod
     def of(
-        cls, forest: Forest, given: Mapping[str, Any] | None = None, axes: Mapping[str, str] | None = None
+        cls, forest: Forest, signals: Mapping[str, Any] | None = None, axes: Mapping[str, str] | None = None
     ) -> Signals:
-        """Signals of a step: `given`, and the sampler's log-probs, also in place of missing proximal log-probs."""
-        values = {ALIASES.get(name, name): x for name, x in (given or {}).items()}
+        """Signals of a step: `signals`, and the sampler's log-probs, also in place of missing proximal log-probs."""
+        values = {ALIASES.get(name, name): x for name, x in (signals or {}).items()}
         values.setdefault("behaviour_logprob", forest.path_behaviour_logprob)
         values.setdefault("proximal_logprob", values["behaviour_logprob"])
-        return cls(values, {**(given.axes if isinstance(given, Signals) else {}), **(axes or {})})
+        return cls(values, {**(signals.axes if isinstance(signals, Signals) else {}), **(axes or {})})
 
     def __getitem__(self, name: str) -> Any:
         name = ALIASES.get(name, name)
         if name not in self._values:
-            what = BUILT_IN.get(name.partition("@")[0], ("", "no part of this method provides it"))[1]
-            raise MissingSignal(f"signal {name!r} is missing ({what}): pass it as signals={{{name!r}: ...}}")
+            description = BUILT_IN.get(name.partition("@")[0], ("", "no part of this method provides it"))[1]
+            raise MissingSignal(f"signal {name!r} is missing ({description}): pass it as signals={{{name!r}: ...}}")
         return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -235,7 +235,7 @@ class StepInfo:
     tokens_forward: int = 0  # stored tokens that went through the model with gradient
     tokens_flat: int = 0  # what they would have been without sharing
     microbatches: int = 0
-    moved: float | None = None  # share of the weights that changed, float32 ones by a sample; None: not counted
+    moved_share: float | None = None  # share of the weights that changed, float32 ones by a sample; None: not counted
     nonfinite: str = ""  # the first parameter whose gradient was not finite: no step was taken
     outputs: Mapping[str, Tensor] = field(default_factory=dict)  # detached policy outputs [P], nan where not computed
 
@@ -252,10 +252,10 @@ class Learner(Protocol):
         names: Sequence[str] = ("logprob",),
         *,
         policy: str = "current",
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Detached float64 [P] outputs ([P, K] of some); `policy` is "current" or "reference". Untrainable entries are
-        computed too. `given`: constants [P, ...] that some outputs are made with."""
+        computed too. `constants`: [P, ...] by name that some outputs are computed with."""
         ...
 
     def follow(self, policy: Any, rate: float) -> None:
@@ -282,7 +282,7 @@ class Learner(Protocol):
         names: Sequence[str] = ("logprob",),
         couples: str = "token",
         active: Tensor | None = None,
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> StepInfo:
         """One optimiser step on L(x); exact for any micro-batches."""
         ...

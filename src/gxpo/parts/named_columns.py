@@ -103,18 +103,19 @@ class Columns:
         """Column or signal by name, on the axis."""
         # a column of trajectories is repeated for each of its tokens where a function reads tokens
         if name in TRAJECTORY:
-            return self.lifted(TRAJECTORY[name](self.forest), axis)
+            return self.broadcast(TRAJECTORY[name](self.forest), axis)
         if name == "trajectory" and axis == "R":
             return torch.arange(self.forest.n_trajectories)
         # before the tables of columns: `mean_x` exists for every x
         if name.startswith("mean_"):
-            return self.lifted(self.mean(self.of(name[5:], "P")), axis)
+            return self.broadcast(self.mean(self.of(name[5:], "P")), axis)
         if name not in TOKEN:
             return self.signal(name, axis)
         x = TOKEN[name](self.forest)[self.entries]
         return self.mean(x) if axis == "R" else x
 
-    def lifted(self, x: Tensor, axis: str) -> Tensor:
+    def broadcast(self, x: Tensor, axis: str) -> Tensor:
+        """Repeat a column [R] for each trained token, or return it as it is on axis R."""
         return x if axis == "R" else x[self.owner]
 
     def mean(self, x: Tensor) -> Tensor:
@@ -128,7 +129,7 @@ class Columns:
         # a plain mapping of signals has no axes: its values are taken to be on the axis that is asked for
         signal_axis = axis if axis_of is None else axis_of(name)
         if signal_axis == "R":
-            return self.lifted(value, axis)
+            return self.broadcast(value, axis)
         # a nan would pass silently into every mean below; it means that nobody recorded the column
         value = value[self.entries]
         if name not in MAY_LACK and (missing := int(value.isnan().sum())):

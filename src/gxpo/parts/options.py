@@ -26,7 +26,7 @@ _SYNONYMS = {  # words for the same settings
 
 
 def canonical(key: str) -> str:
-    """The key that a stated key is a synonym of: "credit.scale" for "advantage.scale"; every other as it is."""
+    """Replace a synonym by its key: "credit.scale" for "advantage.scale"; other keys are returned unchanged."""
     head, dot, rest = key.partition(".")
     return f"credit{dot}{rest}" if head == "advantage" else _SYNONYMS.get(key, key)
 
@@ -42,7 +42,7 @@ def canonical_keys(entries: Mapping[str, Stated]) -> dict[str, Stated]:
     return out
 
 
-def dotted(entries: Mapping[str, Any]) -> dict[str, Stated]:
+def flatten_keys(entries: Mapping[str, Any]) -> dict[str, Stated]:
     """Keys from Python, `Stated` or plain values, nested or dotted, as dotted ones. ConfigError where two are one."""
     out: dict[str, Stated] = {}
     for key, value in entries.items():
@@ -76,10 +76,10 @@ def leaves(key: str, value: Any, origin: str, source: str | None = None) -> list
     # ruamel's mappings know their lines: an error about a key can name the file's line
     lines = getattr(getattr(value, "lc", None), "data", None) or {}
     for name, inner in value.items():
-        at = f"{source}:{lines[name][0] + 1}" if source and name in lines else origin
+        place = f"{source}:{lines[name][0] + 1}" if source and name in lines else origin
         # `part` is a key of its own only where a part can stand; elsewhere it may be the name of an option
         part = name == "part" and (key == "reward" or registry.table_at(key) is not None)
-        out += leaves(key if part else f"{key}.{name}" if key else str(name), inner, at, source)
+        out += leaves(key if part else f"{key}.{name}" if key else str(name), inner, place, source)
     return out
 
 
@@ -162,21 +162,21 @@ class Keys:
     moving  keys whose value is a schedule
     """
 
-    def __init__(self, given: Mapping[str, Stated]) -> None:
-        self.given = given
-        silent = silent_keys(given)
-        self.stated = {k: s for k, s in given.items() if k not in silent}
+    def __init__(self, entries: Mapping[str, Stated]) -> None:
+        self.all_stated = entries
+        silent_names = silent_keys(entries)
+        self.stated = {k: s for k, s in entries.items() if k not in silent_names}
         # an empty mapping or a method's name states defaults: kept apart, for it must not count as a value
-        self.silent = {k: s for k, s in given.items() if k in silent}
-        self.moving = {k for k, s in given.items() if is_schedule(s.value)}
+        self.silent = {k: s for k, s in entries.items() if k in silent_names}
+        self.moving = {k for k, s in entries.items() if is_schedule(s.value)}
         # keys that no part has taken at the end are unknown: `valid` is what they are compared with for a suggestion
-        self.used, self.resolved, self.valid = set[str](), dict[str, Stated](), list[str]()
+        self.used_keys, self.resolved, self.valid = set[str](), dict[str, Stated](), list[str]()
         self.schedules: dict[str, Schedule] = {}  # of numbers of the parts that are being made, by key
         self.scheduled: list[Scheduled] = []
 
     def take(self, key: str, default: Any) -> Any:
         self.valid.append(key)
-        self.used.add(key)
+        self.used_keys.add(key)
         entry = self.stated.get(key, Stated(default, "default"))
         self.resolved[key] = entry
         return entry.value
@@ -185,14 +185,16 @@ class Keys:
         """NAME of every stated `prefix.NAME`, in order; optional options of a part that is not stated make none, and
         neither does a method that has no such part."""
         words = len(prefix.split("."))
-        stated_keys = [k for k, s in self.given.items() if k.startswith(f"{prefix}.") and not s.by_method]
+        stated_keys = [k for k, s in self.all_stated.items() if k.startswith(f"{prefix}.") and not s.by_method]
         below = {k: k.split(".")[words] for k in stated_keys}
-        return list(dict.fromkeys(n for k, n in below.items() if k == f"{prefix}.{n}" or not self.given[k].optional))
+        return list(
+            dict.fromkeys(n for k, n in below.items() if k == f"{prefix}.{n}" or not self.all_stated[k].optional)
+        )
 
-    def parts(self, stage: str, table: Mapping[str, Any], what: str) -> dict[str, Any]:
-        """The parts under `stage.NAME`, each by its NAME, which is also what it is unless it says otherwise."""
+    def parts(self, stage: str, table: Mapping[str, Any], role: str) -> dict[str, Any]:
+        """Parts under `stage.NAME` by NAME, which is also the part's name unless another is stated."""
         slots = {name: f"{stage}.{name}" for name in self.names(stage)}
-        return {name: self.part(slot, self.take(slot, name), table, what=what) for name, slot in slots.items()}
+        return {name: self.part(slot, self.take(slot, name), table, role=role) for name, slot in slots.items()}
 
     def part(
         self,
@@ -200,7 +202,7 @@ class Keys:
         value: Any,
         table: Mapping[str, Any],
         prefix: str | None = None,
-        what: str = "part",
+        role: str = "part",
         main: str | None = None,
     ) -> Any:
         """The part that `value` names, its fields filled from `prefix.FIELD`.
@@ -209,13 +211,13 @@ class Keys:
               default is None, are as they are there unless they are stated
         """
         # a user's file that is not run (`gxpo plan`, a dry check) has options that nobody can check: all count as used
-        kind = resolve_part(value, table, slot, what)
+        kind = resolve_part(value, table, slot, role)
         if isinstance(kind, Unexecuted):
             for key in [k for k in self.stated if k.startswith(f"{prefix or slot}.")]:
                 self.take(key, None)
             return kind
         # a wrong object is refused with its key here; in a run it would fail with an AttributeError in some step
-        check_protocol(f"{slot}={show(value)}", kind, what)
+        check_protocol(f"{slot}={show(value)}", kind, role)
         # functions and objects made in Python have no fields to fill
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
             return kind
@@ -230,7 +232,7 @@ class Keys:
         try:
             if issubclass(kind, Formula):
                 fields["options"] = self.options(kind, fields, prefix)
-            return self.owned(kind(**fields), prefix)
+            return self.start_schedules(kind(**fields), prefix)
         except NotRun as needed:
             return Unexecuted(str(needed), fields)
 
@@ -283,7 +285,7 @@ class Keys:
     def control(self, key: str, default: Any) -> Any:
         """Make the controller of a coefficient: a part inside a part, its fields under `KEY.FIELD`."""
         value = self.take(key, None if default is None else type(default))
-        control = None if value is None else self.part(key, value, registry.CONTROLS, what="control")
+        control = None if value is None else self.part(key, value, registry.CONTROLS, role="control")
         return None if isinstance(control, Unexecuted) else control
 
     def choice(self, key: str, *choices: str) -> str:
@@ -307,13 +309,13 @@ class Keys:
         # a schedule is made with its largest value, since buffers and checks must fit all of them
         if key in self.moving:
             return self.largest(key, entry, hint, rule)
-        return self.checked(key, entry, hint, rule, unbounded or default in (math.inf, -math.inf))
+        return self.check_value(key, entry, hint, rule, unbounded or default in (math.inf, -math.inf))
 
     def silent_field(self, key: str, default: Any, hint: Any, rule: ranges.Rule | None) -> Any:
         """The default where a method is named that does not state the field, unless the field takes that text."""
         silent_value = self.silent[key]
         try:
-            value = self.checked(key, silent_value, hint, rule)
+            value = self.check_value(key, silent_value, hint, rule)
         except ConfigError:
             if not silent_value.by_method:
                 raise
@@ -321,14 +323,14 @@ class Keys:
         self.resolved[key] = silent_value
         return value
 
-    def checked(self, key: str, entry: Stated, hint: Any, rule: ranges.Rule | None, unbounded: bool = False) -> Any:
+    def check_value(self, key: str, entry: Stated, hint: Any, rule: ranges.Rule | None, unbounded: bool = False) -> Any:
         """The stated value, of the type of the hint and as the rule has it."""
-        converted = typed(key, entry.value, hint, entry)
-        if not finite(converted, unbounded):
+        value = convert(key, entry.value, hint, entry)
+        if not finite(value, unbounded):
             raise ConfigError(f"{key}={show(entry.value)} ({entry.origin}): it must be a finite number")
-        if rule is not None and not rule.holds(converted):
-            raise ConfigError(ranges.refusal(key, converted, rule, origin_of(entry)))
-        return converted
+        if rule is not None and not rule.holds(value):
+            raise ConfigError(ranges.refusal(key, value, rule, origin_of(entry)))
+        return value
 
     def largest(self, key: str, entry: Stated, hint: Any, rule: ranges.Rule | None) -> Any:
         """Check both ends of a number's schedule, and return the one that the part is made with: `Schedule.largest`."""
@@ -342,13 +344,13 @@ class Keys:
         except ConfigError as error:
             raise ConfigError(f"{key} ({entry.origin}): {error}") from None
         # both ends by the field's own rule: with both valid, so is every number between them
-        ends = [self.checked(key, replace(entry, value=x), hint, rule) for x in (schedule.start, schedule.to)]
+        ends = [self.check_value(key, replace(entry, value=x), hint, rule) for x in (schedule.start, schedule.to)]
         if any(isinstance(x, bool) or not isinstance(x, (int, float)) for x in ends):
             raise ConfigError(f"{key} ({entry.origin}): a schedule moves numbers, and this is none")
         self.schedules[key] = replace(schedule, start=ends[0], to=ends[1])
         return self.schedules[key].largest
 
-    def owned(self, part: Any, prefix: str) -> Any:
+    def start_schedules(self, part: Any, prefix: str) -> Any:
         """The part, with its numbers that have a schedule under `prefix.NAME` as in step 1.
 
         Made with either end it must be as good as with the other: whatever a part checks, it checks of both.
@@ -368,8 +370,8 @@ class Keys:
 
     def leftover(self) -> list[str]:
         """Keys that no part has taken; a section may be silent."""
-        left = [k for k in self.given if k not in self.used]
-        return [k for k in left if k not in self.silent or not self.is_section(k)]
+        unused = [k for k in self.all_stated if k not in self.used_keys]
+        return [k for k in unused if k not in self.silent or not self.is_section(k)]
 
     def is_section(self, key: str) -> bool:
         """True of a key that may stand for all keys below it."""
@@ -414,23 +416,23 @@ PROTOCOL = {  # what a part must have, where it is more than being callable
 }
 
 
-def check_protocol(label: str, part: Any, what: str) -> None:
-    """Refuse an object that lacks what the protocol of its stage asks for, before a step of a run finds out."""
+def check_protocol(label: str, part: Any, role: str) -> None:
+    """Refuse an object that lacks attributes of its stage's protocol, before the first step of a run."""
     # of a class by its own and inherited attributes: `hasattr` would find `__call__` on every class
-    needed = PROTOCOL.get(what, ("__call__",))
+    attributes = PROTOCOL.get(role, ("__call__",))
     if isinstance(part, type):
         if not dataclasses.is_dataclass(part):
             raise ConfigError(f"{label} is a class but no dataclass: decorate it with @dataclass(frozen=True)")
         # a dataclass with abstract methods can be decorated and not be made
-        lacking = [n for n in needed if not any(n in vars(base) for base in part.__mro__)]
-        lacking += sorted(getattr(part, "__abstractmethods__", ()))
+        missing = [n for n in attributes if not any(n in vars(base) for base in part.__mro__)]
+        missing += sorted(getattr(part, "__abstractmethods__", ()))
     else:
-        lacking = [n for n in needed if not hasattr(part, n)]
-    if lacking:
-        raise ConfigError(f"{label} can't be a {what}: it has no {', '.join(dict.fromkeys(lacking))}")
+        missing = [n for n in attributes if not hasattr(part, n)]
+    if missing:
+        raise ConfigError(f"{label} can't be a {role}: it has no {', '.join(dict.fromkeys(missing))}")
 
 
-def typed(key: str, value: Any, hint: Any, entry: Stated) -> Any:
+def convert(key: str, value: Any, hint: Any, entry: Stated) -> Any:
     """`value` checked against the field's type; an int is taken for a float, a list for a tuple."""
     # the bounds are checked by the rule: here only the type counts
     hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
@@ -451,18 +453,18 @@ def typed(key: str, value: Any, hint: Any, entry: Stated) -> Any:
         raise ConfigError(f"{key}={show(value)} ({entry.origin}): {error.errors()[0]['msg'].lower()}") from None
 
 
-def resolve_part(value: Any, table: Mapping[str, Any], slot: str, what: str) -> Any:
+def resolve_part(value: Any, table: Mapping[str, Any], slot: str, role: str) -> Any:
     """A name in the table, `file.py:name`, `module:name`, a part class, a part or a function."""
     if not isinstance(value, str):
         if value is None or not (callable(value) or dataclasses.is_dataclass(value)):
-            raise ConfigError(f"{slot}={value!r} is neither the name of a {what} nor a function")
+            raise ConfigError(f"{slot}={value!r} is neither the name of a {role} nor a function")
         return registry.of_function(kind_of(value), getattr(table, "stage", ""))
     if value in table:
         return table[value]
     # file:name and module:name are users' code: a name of the table is never looked for there
     if ":" in value:
         return registry.of_function(kind_of(load_object(value, slot)), getattr(table, "stage", ""))
-    raise ConfigError(f"{slot}: unknown {what} {value!r}{did_you_mean(value, table)}; there is {', '.join(table)}")
+    raise ConfigError(f"{slot}: unknown {role} {value!r}{did_you_mean(value, table)}; there is {', '.join(table)}")
 
 
 def load_object(path: str, slot: str) -> Any:

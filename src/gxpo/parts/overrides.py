@@ -1,4 +1,4 @@
-"""Overrides: which of a method's keys the caller has replaced in a composition, and what is left of the method."""
+"""Overrides: the keys of a method that the caller has replaced in a composition, and those that remain."""
 
 from __future__ import annotations
 
@@ -23,53 +23,60 @@ _NAMED = ("weight", "signal", "reward")
 class Remains:
     """A method's own keys in a composition.
 
-    left      those that hold as the method states them
-    lost      those that do not
-    why       the settings in their place: "credit=mine.py:f [--set]"
-    replaced  whether a part that the method's formula is about is another, not one of its numbers alone; of the base,
-              which has no keys of its own, the advantage estimator
+    intact        those that hold as the method states them
+    overridden    those that do not
+    replacements  the settings in their place: "credit=mine.py:f [--set]"
+    is_replaced   whether a part that the method's formula is about is another, not one of its numbers alone; of the
+                  base, which has no keys of its own, the advantage estimator
     """
 
-    left: tuple[str, ...]
-    lost: tuple[str, ...]
-    why: tuple[str, ...]
-    replaced: bool
+    intact: tuple[str, ...]
+    overridden: tuple[str, ...]
+    replacements: tuple[str, ...]
+    is_replaced: bool
 
     @property
     def text(self) -> str:
         """One-line summary of the method's remaining keys; "" if its formula is what is computed."""
-        why = ", ".join(self.why)
-        if self.lost and not self.left:
-            return f"nothing of it is left: {', '.join(self.lost)} gave way to {why}"
-        if self.lost and self.replaced:
-            return f"{', '.join(self.lost)} gave way to {why}; left of it: {', '.join(self.left)}"
-        if self.replaced:
-            return f"its advantage gave way to {why}; the rest of the base is left"
+        replacements = ", ".join(self.replacements)
+        if self.overridden and not self.intact:
+            return f"nothing of it is left: {', '.join(self.overridden)} gave way to {replacements}"
+        if self.overridden and self.is_replaced:
+            return f"{', '.join(self.overridden)} gave way to {replacements}; left of it: {', '.join(self.intact)}"
+        if self.is_replaced:
+            return f"its advantage gave way to {replacements}; the rest of the base is left"
         return ""
 
 
-def remains(definition: Definition, resolved: Mapping[str, Stated]) -> Remains:
-    """Compare a method's keys with `resolved`, the keys of a composition."""
+def remains(definition: Definition, keys: Mapping[str, Stated]) -> Remains:
+    """Compare a method's keys with the keys of a composition."""
     method_keys = definition.keys
     stages = {key: _stage(key) for key in method_keys} or {"credit": "credit"}
-    # where the stage has another part, the method's parameters of it are gone too
-    gone = {stage for stage in stages.values() if _replaced(stage, definition, resolved)}
-    left, lost, why = [], [], []
+    # where the stage has another part, the method's parameters of it count as replaced too
+    replaced_stages = {stage for stage in stages.values() if _is_replaced(stage, definition, keys)}
+    intact, overridden, replacements = [], [], []
     for key, value in method_keys.items():
-        stage, now = stages[key], resolved.get(key)
-        if now is not None and now.origin.startswith(f"{definition.name}@"):  # a system's own version of it
-            left.append(key)
+        stage, entry = stages[key], keys.get(key)
+        if entry is not None and entry.origin.startswith(f"{definition.name}@"):  # a system's own version of it
+            intact.append(key)
             continue
         # the origin matters beside the value: a default that happens to be equal is not the method's statement
-        if stage not in gone and now is not None and now.origin != "default" and _equal(now.value, value):
-            left.append(key)
+        if (
+            stage not in replaced_stages
+            and entry is not None
+            and entry.origin != "default"
+            and _equal(entry.value, value)
+        ):
+            intact.append(key)
             continue
-        lost.append(key)
-        why.append(_in_its_place(key, stage if stage in gone or now is None else key, resolved))
+        overridden.append(key)
+        replacements.append(_replacement(key, stage if stage in replaced_stages or entry is None else key, keys))
     if not method_keys:
-        why = [_in_its_place(stage, stage, resolved) for stage in gone]
-    dropped = any(key not in resolved for key in lost)
-    return Remains(tuple(left), tuple(lost), tuple(dict.fromkeys(why)), bool(gone) or dropped)
+        replacements = [_replacement(stage, stage, keys) for stage in replaced_stages]
+    has_unset = any(key not in keys for key in overridden)
+    return Remains(
+        tuple(intact), tuple(overridden), tuple(dict.fromkeys(replacements)), bool(replaced_stages) or has_unset
+    )
 
 
 def _stage(key: str) -> str:
@@ -82,28 +89,28 @@ def _stage(key: str) -> str:
     return stage_of(key) or words[0]
 
 
-def _replaced(stage: str, definition: Definition, resolved: Mapping[str, Stated]) -> bool:
+def _is_replaced(stage: str, definition: Definition, keys: Mapping[str, Stated]) -> bool:
     """Return True if the stage has another part than the method has there."""
     words = stage.split(".")
     # objectives are sums of terms: a further term leaves the method's in place
     if words[0] == "objective" and stage not in _BASE:
         return False
-    now = resolved.get(stage)
+    entry = keys.get(stage)
     default = words[-1] if words[0] in _NAMED else _BASE.get(stage)
     # a system's version of a method replaces the published part by its own, which is no override
-    if now is None or now.origin.startswith(f"{definition.name}@"):
+    if entry is None or entry.origin.startswith(f"{definition.name}@"):
         return False
-    return not _equal(now.value, definition.keys.get(stage, default))
+    return not _equal(entry.value, definition.keys.get(stage, default))
 
 
-def _in_its_place(key: str, stage: str, resolved: Mapping[str, Stated]) -> str:
+def _replacement(key: str, stage: str, keys: Mapping[str, Stated]) -> str:
     """The setting that a key of the method gave way to."""
-    replacement = resolved.get(stage)
+    replacement = keys.get(stage)
     if replacement is not None and replacement.origin != "default":
         return f"{stage}={show(replacement.value)} [{replacement.origin}]"
     head = key.split(".")[0]
-    others = [s.origin for k, s in resolved.items() if k.split(".")[0] == head and s.origin != "default"]
-    return f"{head} [{others[0]}]" if others else f"the base's {head}"
+    origins = [s.origin for k, s in keys.items() if k.split(".")[0] == head and s.origin != "default"]
+    return f"{head} [{origins[0]}]" if origins else f"the base's {head}"
 
 
 def _equal(a: object, b: object) -> bool:

@@ -70,7 +70,7 @@ SAME_AS = "same_as"  # in the info of tasks that are one task in several wording
 
 @dataclass(frozen=True)
 class Task:
-    """A task: the prompt, and what is needed to score answers to it.
+    """Task: the prompt, and the data needed to score answers to it.
 
     prompt  a text, messages of a chat, or token ids; of an environment: a name for its instance
     """
@@ -218,7 +218,7 @@ class Completion:
 
     tokens: list[int]
     logprobs: list[float]
-    finish: str  # "stop" | "length" | "interrupted" (see `TorchEngine.interrupted`) | MISREAD
+    finish: str  # "stop" | "length" | "interrupted" (see `TorchEngine.should_interrupt`) | MISREAD
     support: np.ndarray | None = None  # [len(tokens), K] int64 allowed ids, padded with -1; None = the whole vocabulary
     policy_version: int = 0  # of the first token
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # payload, leading dimension len(tokens)
@@ -230,7 +230,7 @@ class Completion:
     top_ids: np.ndarray | None = None  # [len(tokens), K] int64 likeliest ids in order, padded with -1
     top_logprobs: np.ndarray | None = None  # [len(tokens), K] their log-probs
 
-    def within(self, room: int) -> Completion:
+    def truncate(self, room: int) -> Completion:
         """The first `room` tokens of a completion that had more room."""
         if len(self.tokens) <= room:
             return self

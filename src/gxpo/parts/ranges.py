@@ -32,7 +32,7 @@ _KNOWN = (*_COMPARE, "multiple_of", "min_length", "max_length")
 
 
 class Rule(NamedTuple):
-    """What a value must be: in words, as a test, and by name where there are few choices."""
+    """Range of a value: in words, as a test, and by name where there are few choices."""
 
     text: str
     holds: Callable[[Any], bool]
@@ -57,11 +57,11 @@ class Part:
             return
 
         @wraps(post_init)
-        def checked(self: Any, *args: Any) -> None:
+        def check_first(self: Any, *args: Any) -> None:
             check(type(self), vars(self))
             post_init(self, *args)
 
-        cls.__post_init__ = checked
+        cls.__post_init__ = check_first
 
     def __post_init__(self) -> None:
         check(type(self), vars(self))
@@ -123,21 +123,21 @@ def rule_of(hint: Any, unbounded: bool = False) -> Rule | None:
     origin, args = get_origin(hint), get_args(hint)
     # what the type itself allows (the values of a Literal) holds beside the bounds
     if origin is Annotated:
-        return _bounded(rule_of(args[0]), list(_constraints(args[1:])), unbounded)
+        return _bounds_rule(rule_of(args[0]), list(_constraints(args[1:])), unbounded)
     if origin is Literal:
-        return Rule(f"one of {', '.join(map(str, args))}", lambda value: _among(value, args), args)
+        return Rule(f"one of {', '.join(map(str, args))}", lambda value: _is_in(value, args), args)
     if origin in (Union, types.UnionType):
-        return _either([(alternative, rule_of(alternative, unbounded)) for alternative in args])
+        return _union_rule([(alternative, rule_of(alternative, unbounded)) for alternative in args])
     if isinstance(origin, type) and args and args[-1] is not None:
         inner = [a for a in args if a is not Ellipsis]
         # tuples of fixed length have a rule for each place; tuple[x, ...] is a list
         if issubclass(origin, tuple) and args[-1] is not Ellipsis:
-            return _fields([rule_of(a, unbounded) for a in inner])
-        each = rule_of(inner[-1], unbounded)
-        if each is not None and issubclass(origin, Mapping):
-            return Rule(f"by name: {each.text}", lambda value: all(map(each.holds, value.values())))
-        if each is not None and issubclass(origin, Collection):
-            return Rule(f"a list, of which each is {each.text}", lambda value: all(map(each.holds, value)))
+            return _tuple_rule([rule_of(a, unbounded) for a in inner])
+        item_rule = rule_of(inner[-1], unbounded)
+        if item_rule is not None and issubclass(origin, Mapping):
+            return Rule(f"by name: {item_rule.text}", lambda value: all(map(item_rule.holds, value.values())))
+        if item_rule is not None and issubclass(origin, Collection):
+            return Rule(f"a list, of which each is {item_rule.text}", lambda value: all(map(item_rule.holds, value)))
     return None
 
 
@@ -146,12 +146,12 @@ def _constraints(metadata: tuple[Any, ...]) -> Iterator[Any]:
         yield from entry if hasattr(entry, "__is_annotated_types_grouped_metadata__") else (entry,)
 
 
-def _bounded(rule: Rule | None, constraints: list[Any], unbounded: bool) -> Rule | None:
+def _bounds_rule(rule: Rule | None, constraints: list[Any], unbounded: bool) -> Rule | None:
     limits = {k: v for c in constraints for k in _KNOWN if (v := getattr(c, k, None)) is not None}
     bounds = {k: v for k, v in limits.items() if k in _COMPARE}
     lengths = {k: v for k, v in limits.items() if k in ("min_length", "max_length")}
     multiple = limits.get("multiple_of")
-    texts = [*_between(bounds), *([f"a multiple of {multiple}"] if multiple else []), *_long(lengths)]
+    texts = [*_bounds_texts(bounds), *([f"a multiple of {multiple}"] if multiple else []), *_length_texts(lengths)]
     if not texts:
         return rule
     if rule is not None:
@@ -173,7 +173,7 @@ def _bounded(rule: Rule | None, constraints: list[Any], unbounded: bool) -> Rule
     return Rule(", ".join(texts), holds)
 
 
-def _between(bounds: Mapping[str, Any]) -> list[str]:
+def _bounds_texts(bounds: Mapping[str, Any]) -> list[str]:
     """`from 0 to 1`, `above 0, up to 1`, `0 or more`."""
     low = f"from {bounds['ge']}" if "ge" in bounds else f"above {bounds['gt']}" if "gt" in bounds else ""
     if low and "le" in bounds:
@@ -186,18 +186,18 @@ def _between(bounds: Mapping[str, Any]) -> list[str]:
     return [text for text in (low, high) if text]
 
 
-def _long(lengths: Mapping[str, int]) -> list[str]:
-    least, most = lengths.get("min_length", 0), lengths.get("max_length")
-    if most is None:
-        return [f"of length {least} or more"] if least else []
-    return [f"of length {least}" if least == most else f"of length {least} to {most}"]
+def _length_texts(lengths: Mapping[str, int]) -> list[str]:
+    shortest, longest = lengths.get("min_length", 0), lengths.get("max_length")
+    if longest is None:
+        return [f"of length {shortest} or more"] if shortest else []
+    return [f"of length {shortest}" if shortest == longest else f"of length {shortest} to {longest}"]
 
 
-def _among(value: Any, choices: tuple[Any, ...]) -> bool:
+def _is_in(value: Any, choices: tuple[Any, ...]) -> bool:
     return any(type(value) is type(choice) and value == choice for choice in choices)
 
 
-def _either(alternatives: list[tuple[Any, Rule | None]]) -> Rule | None:
+def _union_rule(alternatives: list[tuple[Any, Rule | None]]) -> Rule | None:
     if all(rule is None for _, rule in alternatives):
         return None
 
@@ -210,16 +210,18 @@ def _either(alternatives: list[tuple[Any, Rule | None]]) -> Rule | None:
     return Rule(", or ".join(texts), holds, choices)
 
 
-def _fields(each: list[Rule | None]) -> Rule | None:
+def _tuple_rule(item_rules: list[Rule | None]) -> Rule | None:
     """Rules of a tuple's values, one for each."""
-    if all(rule is None for rule in each):
+    if all(rule is None for rule in item_rules):
         return None
 
     def holds(value: Any) -> bool:
-        return len(value) == len(each) and all(r is None or r.holds(v) for r, v in zip(each, value, strict=True))
+        return len(value) == len(item_rules) and all(
+            r is None or r.holds(v) for r, v in zip(item_rules, value, strict=True)
+        )
 
-    texts = ", then ".join("any" if rule is None else rule.text for rule in each)
-    return Rule(f"{len(each)} values: {texts}", holds)
+    texts = ", then ".join("any" if rule is None else rule.text for rule in item_rules)
+    return Rule(f"{len(item_rules)} values: {texts}", holds)
 
 
 def _is(value: Any, hint: Any) -> bool:

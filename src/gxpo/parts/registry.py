@@ -57,7 +57,7 @@ _DECORATOR = re.compile(r'^@part\(\s*"([a-z0-9_]+)",\s*stage="([a-z]+)"', re.MUL
 
 
 def part(name: str, *, stage: str, **facts: Any) -> Callable[[T], T]:
-    """Name a part: what stands in a configuration for the class or pure function below.
+    """Register the class or pure function below as a part, under its name in configurations.
 
     stage  one of `STAGES`: what the part is of, and with that the keys that may name it
     facts  of a function: attributes of the part (see `functions.function_part`)

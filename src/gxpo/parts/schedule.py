@@ -17,24 +17,24 @@ from gxpo.base.errors import ConfigError, did_you_mean, one_of
 WORDS = ("schedule", "from", "to", "over", "every", "turn")
 
 
-def exponential(start: float, to: float, done: float) -> float:
+def exponential(start: float, to: float, progress: float) -> float:
     """Equal factors; neither end may be 0, nor may they differ in sign."""
-    return start * (to / start) ** done
+    return start * (to / start) ** progress
 
 
-def cosine(start: float, to: float, done: float) -> float:
+def cosine(start: float, to: float, progress: float) -> float:
     """Slow at both ends."""
-    return linear(start, to, (1 - math.cos(math.pi * done)) / 2)
+    return linear(start, to, (1 - math.cos(math.pi * progress)) / 2)
 
 
-def linear(start: float, to: float, done: float) -> float:
+def linear(start: float, to: float, progress: float) -> float:
     """Equal differences."""
-    return start + (to - start) * done
+    return start + (to - start) * progress
 
 
-def dip(start: float, to: float, done: float, turn: float = 0.3) -> float:
+def dip(start: float, to: float, progress: float, turn: float = 0.3) -> float:
     """From the middle of the two ends down to the first in the share `turn` of the steps, then up to the second."""
-    return linear(start, to, (1 - done / turn) / 2 if done <= turn else (done - turn) / (1 - turn))
+    return linear(start, to, (1 - progress / turn) / 2 if progress <= turn else (progress - turn) / (1 - turn))
 
 
 SHAPES: Mapping[str, Callable[..., float]] = {
@@ -89,18 +89,18 @@ class Schedule:
 
     def at(self, step: int, total_steps: int | None = None) -> float:
         """Value in a step, counted from 1; ConfigError where its length is neither stated nor known."""
-        over = total_steps if self.over is None else self.over
+        total = total_steps if self.over is None else self.over
         # steps are rounded down to the last change, so that a value holds for `every` steps
         past = max(step - 1, 0) // self.every * self.every
-        if past and not over:
+        if past and not total:
             raise ConfigError("a schedule without `over` lasts as long as the run, and the run's length is not known")
         # in the first step no length is needed
-        done = min(past / over, 1.0) if over else 0.0
+        progress = min(past / total, 1.0) if total else 0.0
         # the ends exactly: interpolation would miss them by a rounding error. The dip does not begin at an end
-        if done in (0.0, 1.0) and self.shape != "dip":
-            return self.to if done else self.start
+        if progress in (0.0, 1.0) and self.shape != "dip":
+            return self.to if progress else self.start
         options = {"turn": self.turn} if self.shape == "dip" else {}
-        return SHAPES[self.shape](self.start, self.to, done, **options)
+        return SHAPES[self.shape](self.start, self.to, progress, **options)
 
 
 def read(value: Mapping[str, Any]) -> Schedule:
@@ -112,8 +112,8 @@ def read(value: Mapping[str, Any]) -> Schedule:
     # a bool is an int for Python, and no end of a schedule
     if any(isinstance(x, bool) or not isinstance(x, (int, float)) or not math.isfinite(x) for x in ends):
         raise ConfigError("a schedule needs its two ends, `from` and `to`, as finite numbers")
-    others: dict[str, Any] = {name: value[name] for name in ("over", "every", "turn") if name in value}
-    return Schedule(value["schedule"], *ends, **others)
+    options: dict[str, Any] = {name: value[name] for name in ("over", "every", "turn") if name in value}
+    return Schedule(value["schedule"], *ends, **options)
 
 
 @dataclass(frozen=True, eq=False)

@@ -262,7 +262,7 @@ class LoggingSettings(_Section):
 
     @field_validator("prices")
     @classmethod
-    def _priced(cls, prices: dict[str, float]) -> dict[str, float]:
+    def _check_prices(cls, prices: dict[str, float]) -> dict[str, float]:
         if unknown := [name for name in prices if name not in PRICED]:
             raise ValueError(f"{unknown[0]} has no price; these have: {', '.join(PRICED)}")
         return prices

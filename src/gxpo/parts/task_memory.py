@@ -41,17 +41,17 @@ class TaskMemory:
             self.rows[task] = [self.discount * total + math.fsum(values), self.discount * count + len(values)]
 
     def predict(
-        self, tasks: Sequence[str], prior: float = 0.0, unseen: float = math.nan, mean: float | None = None
+        self, tasks: Sequence[str], prior: float = 0.0, initial: float = math.nan, mean: float | None = None
     ) -> list[float]:
         """Expected outcome of each task: (sum + prior * m) / (number + prior); nan where nothing is known.
 
-        m is `mean`, or by default the mean over all tasks, `unseen` before there is any. Of verdicts, prior 2 with mean
+        m is `mean`, by default the mean over all tasks, `initial` before there is any. Of verdicts, prior 2 with mean
         1/2 gives the means of Beta(1 + successes, 1 + failures).
         """
         sums = {task: self._sum(row) for task, row in self.rows.items()}
         if mean is None and prior:
             total, count = (math.fsum(row[k] for row in sums.values()) for k in (0, 1))
-            mean = total / count if count else unseen
+            mean = total / count if count else initial
         # shrink a task with few outcomes towards the mean: one success of one is no certainty
         pseudo = prior * mean if prior and mean is not None else 0.0
         # a task that was never seen gets the prior alone

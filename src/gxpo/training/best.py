@@ -39,7 +39,7 @@ class Best:
             )
         self.value: float | None = None
         self.step = 0
-        self.waited = 0
+        self.n_waited = 0
         self._read: int | None = None
 
     def add_row(self, row: Mapping[str, Any]) -> bool:
@@ -49,9 +49,9 @@ class Best:
             return False
         self._read = step
         if self.value is None or self.sign * (value - self.value) > self.least:
-            self.value, self.step, self.waited = float(value), step, 0
+            self.value, self.step, self.n_waited = float(value), step, 0
             return True
-        self.waited += 1
+        self.n_waited += 1
         return False
 
     def check_name(self, row: Mapping[str, Any]) -> None:
@@ -70,10 +70,16 @@ class Best:
             warnings.warn(f"{self.key}={self.name}: step 1 has no such figure", stacklevel=3)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"metric": self.name, "value": self.value, "step": self.step, "waited": self.waited, "read": self._read}
+        return {
+            "metric": self.name,
+            "value": self.value,
+            "step": self.step,
+            "waited": self.n_waited,
+            "read": self._read,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.value, self.step, self.waited = state["value"], state["step"], state["waited"]
+        self.value, self.step, self.n_waited = state["value"], state["step"], state["waited"]
         self._read = state["read"]
 
     def __str__(self) -> str:
@@ -89,16 +95,16 @@ class Patience:
     @property
     def is_over(self) -> bool:
         """True if the run is to end."""
-        return self.best.waited >= self.patience
+        return self.best.n_waited >= self.patience
 
     def reset(self) -> None:
         """Start waiting anew, for a run that is resumed on purpose."""
-        self.best.waited = 0
+        self.best.n_waited = 0
 
     @property
     def reason(self) -> str:
         """A line that says why the run ends."""
-        return f"{self.best.name} has not improved in {self.best.waited} readings: best {self.best}"
+        return f"{self.best.name} has not improved in {self.best.n_waited} readings: best {self.best}"
 
 
 def rules_of(t: TrainerSettings) -> tuple[Best | None, Patience | None]:

@@ -68,8 +68,8 @@ class Batch:
     def figures(self, x: Mapping[str, Tensor]) -> dict[str, float]:
         """Figures of the terms, and the mean entropy (nats) of the trained tokens that went through the model."""
         # Rows without credit were not run and are nan; the loss multiplies whatever stands there by zero.
-        filled = {name: torch.nan_to_num(v, nan=0.0) for name, v in x.items()}
-        term_figures = self.evaluate(filled).metrics
+        outputs = {name: torch.nan_to_num(v, nan=0.0) for name, v in x.items()}
+        term_figures = self.evaluate(outputs).metrics
         if "entropy" not in x:  # a training engine may give none
             return term_figures
         entropy = x["entropy"][self.forest.path_trainable]
@@ -105,10 +105,10 @@ class BoundLearner:
         self.sampler_gap_mean: float | None = None
         self.mismatch_kl: float | None = None  # over all tokens with a known sampler, in nats a token
         # An output whose own signal is nan throughout is one that nobody reads in this step.
-        unread = {n for n in method.outputs if n.at and n in signals and bool(signals[n].isnan().all())}
+        unread_names = {n for n in method.outputs if n.at and n in signals and bool(signals[n].isnan().all())}
         # Entropy is a figure of every step that costs nothing more, but a training engine may not give it.
         extra_outputs = ("entropy",) if "entropy" in getattr(learner, "gives", ("entropy",)) else ()
-        self._names = tuple(n for n in dict.fromkeys((*method.outputs, *extra_outputs)) if n not in unread)
+        self._names = tuple(n for n in dict.fromkeys((*method.outputs, *extra_outputs)) if n not in unread_names)
 
     def step(self, forest: Forest, credit: Tensor, weight: Tensor, trajectories: Tensor | None = None) -> StepInfo:
         """Take one optimiser step on these trajectories (all of the forest by default)."""
@@ -191,7 +191,7 @@ class BoundLearner:
         proximal: Tensor | None,
         trajectories: Tensor | None = None,
     ) -> Batch:
-        """Cut what the loss reads to these trajectories."""
+        """Select the loss's inputs of these trajectories."""
         # A method that reads whole steps needs no copy of the forest.
         if trajectories is None:
             return Batch(self.method, forest, credit, weight, self.signals, proximal, self.step_number)
@@ -211,9 +211,9 @@ class BoundLearner:
         return {"names": self._names, "couples": self.method.couples, **self.constant_arguments(batch.signals)}
 
     def constant_arguments(self, signals: Signals) -> dict[str, dict[str, Tensor]]:
-        """The signals that outputs of the loss are made with, where a term names any (`TermPart.given`)."""
+        """The signals that outputs of the loss are computed with, where a term names any (`TermPart.constants`)."""
         return (
-            {"given": {name: signals[name] for name in self.method.output_signals}}
+            {"constants": {name: signals[name] for name in self.method.output_signals}}
             if self.method.output_signals
             else {}
         )

@@ -40,7 +40,7 @@ def model_card(resolved: config.Resolved, run: Path, step: int, *, adapter: bool
             if adapter
             else f" into what its linear layers in {settings.learner.base} compute with"
         )
-    model, task = _called(settings.model, run), _called(settings.task, run)
+    model, task = _display_name(settings.model, run), _display_name(settings.task, run)
     parts = [
         _header(settings.model, adapter=adapter),
         f"# {model} after {step} steps of {resolved.label} on {task}",
@@ -50,7 +50,7 @@ def model_card(resolved: config.Resolved, run: Path, step: int, *, adapter: bool
         "## Held-out accuracy",
         _evaluation(run, step),
         "## Method",
-        *(_method(d, replaced) for d, replaced in method_by_name.values()),
+        *(_method(d, remainder) for d, remainder in method_by_name.values()),
         "## Settings",
         "`gxpo.yaml` holds the same with the origin of each; `gxpo train gxpo.yaml --out runs/again` repeats the run.",
         _settings(resolved),
@@ -62,7 +62,7 @@ def model_card(resolved: config.Resolved, run: Path, step: int, *, adapter: bool
     return "\n\n".join(parts) + "\n"
 
 
-def _called(name: str, run: Path) -> str:
+def _display_name(name: str, run: Path) -> str:
     """Display name of a model or task. One that was given as an object lies in the run directory: its architecture, or
     the name of its file."""
     path = Path(name)
@@ -117,7 +117,7 @@ def _verdicts(run: Path, step: int) -> Mapping[str, float]:
 
 
 def _method(definition: Any, remains: str) -> str:
-    """Section of one method: idea, formula, evidence; or what the run's settings changed of it."""
+    """Section of one method: idea, formula, evidence; or the keys of it that the run's settings changed."""
     lines = [
         f"**{definition.name}** ({definition.title}"
         + (f", [arXiv {definition.arxiv}](https://arxiv.org/abs/{definition.arxiv})" if definition.arxiv else "")

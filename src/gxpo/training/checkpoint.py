@@ -126,9 +126,9 @@ def _complete(
     for name, data in {**files, MANIFEST: manifest}.items():
         _write(partial / name, data)
     _sync_directory(partial)
-    replaced = final.with_name(f"{_REPLACED}{final.name}")
+    old = final.with_name(f"{_REPLACED}{final.name}")
     if final.exists():  # a directory can't be replaced in one step; `_checkpoints` still finds it under the other name
-        os.rename(final, replaced)
+        os.rename(final, old)
     os.rename(partial, final)
     _sync_directory(final.parent)
 
@@ -178,8 +178,8 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except Exception as error:  # the library's own type; the checksum held, so the file was never one
         raise CheckpointError(f"damaged checkpoint: {path / TENSORS} is not a safetensors file") from error
     # A checkpoint with a nan would resume into a run that learns nothing.
-    if broken := first_not_finite(tensors):
-        raise CheckpointError(f"damaged checkpoint: {broken!r} in {path / TENSORS} has values that are not finite")
+    if bad_name := first_not_finite(tensors):
+        raise CheckpointError(f"damaged checkpoint: {bad_name!r} in {path / TENSORS} has values that are not finite")
     return tensors, json.loads(data[STATE])
 
 
@@ -262,7 +262,7 @@ def _no_checkpoint(run: Path, damage: list[CheckpointError]) -> CheckpointError:
 
 
 def clean(run: Path) -> None:
-    """Remove what a killed `save` left. For the run's writer only: to a reader, a save in progress looks the same."""
+    """Remove partial files of a killed `save`. For the run's writer only: a save in progress looks like one."""
     folder = Path(run) / FOLDER
     for path in folder.glob(f"{_REPLACED}step-*"):
         original = folder / path.name.removeprefix(_REPLACED)

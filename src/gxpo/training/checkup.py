@@ -40,16 +40,16 @@ class Checkup:
         for row in rows:
             self.live.row(int(row["step"]), {k: v for k, v in row.items() if k != "step"})
 
-    def __call__(self, row: Mapping[str, Any], *, warned: bool = False) -> bool:
-        """Add a step's line and its file in rollouts/; return True if the run is to end. `warned`: the user has been
-        told that nothing is learned."""
+    def __call__(self, row: Mapping[str, Any], *, has_warned: bool = False) -> bool:
+        """Add a step's line and its file in rollouts/; return True if the run is to end. `has_warned`: the user has
+        been told that nothing is learned."""
         step = int(row["step"])
         self.live.row(step, {k: v for k, v in row.items() if k != "step"})
         rollout_file = self.run / "rollouts" / f"step-{step:06d}.jsonl"
         # A file may be missing: rollouts are written every few steps only.
         if self._reads_rollouts and rollout_file.is_file():
             self._unread_files.append(rollout_file)
-        if warned:
+        if has_warned:
             self.live.warned_ids |= NOTHING_LEARNED
         if self.live.due(step):
             self._read()

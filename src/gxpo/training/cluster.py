@@ -116,9 +116,9 @@ class GatheredEngine(TorchEngine):
              part. `model` has those of version 0
     """
 
-    def __init__(self, trained: VerlEngine | RayVerlEngine, model: Any, tokenizer: Any, **settings: Any) -> None:
+    def __init__(self, train_engine: VerlEngine | RayVerlEngine, model: Any, tokenizer: Any, **settings: Any) -> None:
         super().__init__(model, tokenizer, **settings)
-        self._trained = trained
+        self._train_engine = train_engine
 
     @property
     def policy_version(self) -> int:
@@ -130,14 +130,14 @@ class GatheredEngine(TorchEngine):
             return
         parameter_by_name = dict(self.model.named_parameters())
         with torch.no_grad():
-            for name, x in self._trained.weights():
+            for name, x in self._train_engine.weights():
                 parameter_by_name[name].copy_(x)
         self.release()
         self._policy_version = version
 
     def close(self) -> None:
         """End the training engine's workers."""
-        self._trained.close()
+        self._train_engine.close()
 
 
 # ---------------------------------------------------------------- checks
@@ -146,7 +146,7 @@ PLACED = frozenset({"train.nodes", "train.gpus_per_node"})  # what says how many
 
 
 def check_cluster(s: RunSettings, method: Method) -> None:
-    """Refuse what the chosen training engine can't train, in one line, before anything runs."""
+    """Refuse methods and settings that the chosen training engine can't train, before anything runs."""
     backend = s.cluster.backend
     # Fields that only a plan reads must not look as if a run obeyed them.
     read = PLACED if backend == "verl" and s.cluster.address is not None else frozenset[str]()
@@ -164,8 +164,8 @@ def check_cluster(s: RunSettings, method: Method) -> None:
             raise ConfigError(f"cluster.backend=fsdp can't have {obstacle}: change it, or use cluster.backend=local")
         return
     # Terms that an engine can't compute are refused before its processes start.
-    if why := unsupported(method, ENGINES[backend].abilities):
-        raise ConfigError(f"cluster.backend={backend} can't train {method.name}: {why}; use cluster.backend=local")
+    if reason := unsupported(method, ENGINES[backend].abilities):
+        raise ConfigError(f"cluster.backend={backend} can't train {method.name}: {reason}; use cluster.backend=local")
     for trouble, remedy in {
         **_unfit_for_engines(s),
         **(_unfit_for_tinker(s) if backend == "tinker" else _unfit_for_verl(s)),

@@ -22,8 +22,18 @@ from gxpo.base import yamltext
 from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.methods.compose import method
 from gxpo.methods.method import Method
-from gxpo.parts.definition import JOINED, Stated, check_allowed, finite, is_schedule, is_section, joined, show, stage_of
-from gxpo.parts.options import SECTIONS, canonical, dotted, leaves, settings_of, silent_keys
+from gxpo.parts.definition import (
+    JOINED,
+    Stated,
+    check_allowed,
+    finite,
+    is_schedule,
+    is_section,
+    join_reward_options,
+    show,
+    stage_of,
+)
+from gxpo.parts.options import SECTIONS, canonical, flatten_keys, leaves, settings_of, silent_keys
 from gxpo.parts.settings import RUN_KEYS, RunSettings
 from gxpo.sampling.rollouts.logged import OF_PHASES
 from gxpo.training.phase_plan import RULES, Phase, expand, may_change
@@ -99,7 +109,7 @@ class Resolved:
             keys["phases"] = replace(keys["phases"], value=phase_entries)
         document = {k: _plain(s.value) for k, s in keys.items()}
         if home is not None:
-            document = {k: _renamed(k, v, f"{home}/", HERE) for k, v in document.items()}
+            document = {k: _rename(k, v, f"{home}/", HERE) for k, v in document.items()}
         origins = {k: s.origin for k, s in keys.items()}
         return yamltext.dump({**document, "versions": versions()}, origins)
 
@@ -108,8 +118,8 @@ class Resolved:
         assert self.phase is not None
         rules = {"steps": self.phase.steps, "until": self.phase.until and str(self.phase.until)}
         rules |= {name: getattr(self.phase, name) for name in ("reference", "optimiser", "weights")}
-        changed = {k: s.value for k, s in self.keys.items() if k not in RUN_KEYS or s.value != run[k].value}
-        keys = {k: _plain(v) for k, v in changed.items() if k not in ("phases", "compat", "versions")}
+        changes = {k: s.value for k, s in self.keys.items() if k not in RUN_KEYS or s.value != run[k].value}
+        keys = {k: _plain(v) for k, v in changes.items() if k not in ("phases", "compat", "versions")}
         return {k: v for k, v in rules.items() if v is not None} | keys
 
 
@@ -122,12 +132,12 @@ HERE = "run:"  # begins the name of a file beside config.yaml
 _FILES = ("model", "task", "tasks.options", "reward", "scoring.weights")  # settings that may name one
 
 
-def _renamed(key: str, value: Any, before: str, after: str) -> Any:
+def _rename(key: str, value: Any, before: str, after: str) -> Any:
     """Replace the prefix `before` by `after` in names of files, in a setting that may name some."""
     if key not in _FILES:
         return value
     if isinstance(value, Mapping):
-        return {_renamed(key, k, before, after): _renamed(key, v, before, after) for k, v in value.items()}
+        return {_rename(key, k, before, after): _rename(key, v, before, after) for k, v in value.items()}
     return after + value[len(before) :] if isinstance(value, str) and value.startswith(before) else value
 
 
@@ -173,7 +183,7 @@ def read(path: str | Path) -> dict[str, Stated]:
     keys = [(canonical(key), setting) for key, setting in leaves("", document, str(path), str(path))]
     values = [yamltext.plain(setting.value, f"{setting.origin}: {key}") for key, setting in keys]
     out = _merge_file_keys([(key, Stated(value, s.origin)) for (key, s), value in zip(keys, values, strict=True)])
-    return {k: replace(s, value=_renamed(k, s.value, HERE, f"{path.parent}/")) for k, s in out.items()}
+    return {k: replace(s, value=_rename(k, s.value, HERE, f"{path.parent}/")) for k, s in out.items()}
 
 
 def parse_set(items: Sequence[str]) -> dict[str, Stated]:
@@ -238,10 +248,10 @@ def _set_key(key: str, entry: Stated, setting: tuple[str, list[str]], out: dict[
     # `~KEY` drops the key and everything under it.
     if key.startswith(DROP):
         name = key.removeprefix(DROP)
-        dropped = [k for k in out if k == name or k.startswith(f"{name}.")]
-        for k in dropped:
+        dropped_keys = [k for k in out if k == name or k.startswith(f"{name}.")]
+        for k in dropped_keys:
             del out[k]
-        if not dropped:  # there may be something below
+        if not dropped_keys:  # there may be something below
             out[key] = entry
         return
     mapping_key, names = setting
@@ -278,28 +288,28 @@ def _no_entries_error(key: str, entry: Stated, parent: str, current: Stated) -> 
     )
 
 
-def resolve(settings: Mapping[str, Stated], *, composed: Method | None = None) -> Resolved:
-    """Resolve the settings and method of a run. `composed`: a method built in Python, instead of the key `method`;
+def resolve(settings: Mapping[str, Stated], *, composition: Method | None = None) -> Resolved:
+    """Resolve the settings and method of a run. `composition`: a method built in Python, instead of the key `method`;
     keys of the method go over those that it was composed with."""
     places = [f"{s.error_prefix}{k}" for k, s in settings.items()]
     plain = [yamltext.plain(s.value, place) for s, place in zip(settings.values(), places, strict=True)]
-    settings = dotted({k: replace(s, value=value) for (k, s), value in zip(settings.items(), plain, strict=True)})
-    return _resolved(over({}, {canonical(k): s for k, s in settings.items()}), composed)
+    settings = flatten_keys({k: replace(s, value=value) for (k, s), value in zip(settings.items(), plain, strict=True)})
+    return _resolve_run(over({}, {canonical(k): s for k, s in settings.items()}), composition)
 
 
-def _resolved(settings: Mapping[str, Stated], composed: Method | None = None) -> Resolved:
+def _resolve_run(settings: Mapping[str, Stated], composition: Method | None = None) -> Resolved:
     """Resolve a run, with phases or without, from plain values by canonical keys (a result of `over`)."""
     if open_keys := [key for key, setting in settings.items() if yamltext.is_open(setting.value)]:
         place = settings[open_keys[0]].error_prefix
         raise ConfigError(f"{place}write a value in place of {yamltext.OPEN}, or --set it: {', '.join(open_keys)}")
-    method_keys = _keys_of_method_with_phases(settings, composed)
+    method_keys = _keys_of_method_with_phases(settings, composition)
     phases = settings.get("phases", method_keys.pop("phases", None))
     if phases is None or not phases.value:
-        return _refuse_earlier_rollouts(_resolve(settings, composed))
-    return _resolve_phases(over(method_keys, settings), composed, phases)
+        return _refuse_earlier_rollouts(_resolve(settings, composition))
+    return _resolve_phases(over(method_keys, settings), composition, phases)
 
 
-def _resolve(settings_given: Mapping[str, Stated], composed: Method | None) -> Resolved:
+def _resolve(settings_given: Mapping[str, Stated], composition: Method | None) -> Resolved:
     """Resolve the settings and method of a run without phases, or of one phase."""
     spec, compat = (
         settings_given.get("method", Stated("grpo", "default")),
@@ -319,22 +329,22 @@ def _resolve(settings_given: Mapping[str, Stated], composed: Method | None) -> R
             rules = RULES if entry.origin.startswith("phases[") else ()
             raise ConfigError(f"{entry.error_prefix}unknown key {key!r}{near_key(key, rules)}")
     # A method given as an object may be composed further by the keys of its parts.
-    part_keys = with_player(settings_given, part_keys, spec.value if composed is None else composed)
-    if composed is None:
-        composed = method(spec.value, part_keys, compat=compat.value)
+    part_keys = with_player(settings_given, part_keys, spec.value if composition is None else composition)
+    if composition is None:
+        composition = method(spec.value, part_keys, compat=compat.value)
     elif part_keys or compat.value is not None:
-        composed = method(composed, part_keys, compat=compat.value)
+        composition = method(composition, part_keys, compat=compat.value)
     # Options of rewards join: the method's stay for those that the user does not state.
-    if JOINED in stated_run_keys and JOINED in composed.run_keys:
-        stated_run_keys[JOINED] = joined(stated_run_keys[JOINED], composed.run_keys[JOINED].value)
-    stated_run_keys = over(composed.run_keys, stated_run_keys)
+    if JOINED in stated_run_keys and JOINED in composition.run_keys:
+        stated_run_keys[JOINED] = join_reward_options(stated_run_keys[JOINED], composition.run_keys[JOINED].value)
+    stated_run_keys = over(composition.run_keys, stated_run_keys)
     settings = _validate(stated_run_keys)
-    merged = {k: Stated(v, "default") for k, v in RUN_KEYS.items()} | stated_run_keys
-    check_allowed(composed.rollout, merged)
-    keys = {"method": Stated(composed.name, spec.origin), **merged, **composed.keys}
+    merged_keys = {k: Stated(v, "default") for k, v in RUN_KEYS.items()} | stated_run_keys
+    check_allowed(composition.rollout, merged_keys)
+    keys = {"method": Stated(composition.name, spec.origin), **merged_keys, **composition.keys}
     if compat.value is not None:
         keys["compat"] = compat
-    return Resolved(settings, composed, keys)
+    return Resolved(settings, composition, keys)
 
 
 def _refuse_earlier_rollouts(one: Resolved) -> Resolved:
@@ -360,10 +370,10 @@ def _part_keys(keys: Mapping[str, Stated]) -> dict[str, Stated]:
 
 
 # ---------------------------------------------------------------- phases
-def _keys_of_method_with_phases(settings: Mapping[str, Stated], composed: Method | None) -> dict[str, Stated]:
+def _keys_of_method_with_phases(settings: Mapping[str, Stated], composition: Method | None) -> dict[str, Stated]:
     """Keys that the method brings for the run if it has phases of its own; they go below the given ones."""
-    if composed is not None:
-        return {k: s for k, s in composed.run_keys.items() if k == "phases"}
+    if composition is not None:
+        return {k: s for k, s in composition.run_keys.items() if k == "phases"}
     from gxpo.methods import METHODS
 
     spec = settings["method"].value if "method" in settings else None
@@ -372,7 +382,7 @@ def _keys_of_method_with_phases(settings: Mapping[str, Stated], composed: Method
     return {} if definition is None else {k: Stated(v, definition.name) for k, v in definition.keys.items()}
 
 
-def _resolve_phases(keys_given: Mapping[str, Stated], composed: Method | None, phases: Stated) -> Resolved:
+def _resolve_phases(keys_given: Mapping[str, Stated], composition: Method | None, phases: Stated) -> Resolved:
     """Resolve a run with phases: each by itself, its keys over the run's.
 
     A key of a part that the run states reaches the phases whose composition has it; one that no phase has is unknown.
@@ -393,7 +403,7 @@ def _resolve_phases(keys_given: Mapping[str, Stated], composed: Method | None, p
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".* is left out: .* has no such key")
-                one = _resolve(over(keys, phase.keys), None if "method" in phase.keys else composed)
+                one = _resolve(over(keys, phase.keys), None if "method" in phase.keys else composition)
                 # The first phase has no earlier rollouts to read.
                 one = _refuse_earlier_rollouts(one) if number == 1 else one
         except ConfigError as error:
@@ -447,7 +457,7 @@ def _near_files(path: Path) -> str:
 def _validate(keys: Mapping[str, Stated]) -> RunSettings:
     """Build the validated settings of a run; ConfigError names the key, its value and where it was set."""
     # Refused here and not by pydantic, which would report a type and not what to do.
-    nested: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     schedules = {k for k, s in keys.items() if is_schedule(s.value)}
     infinite = {k for k, s in keys.items() if not finite(s.value)}
     for key, entry in keys.items():
@@ -460,12 +470,12 @@ def _validate(keys: Mapping[str, Stated]) -> RunSettings:
         if key in infinite:
             raise ConfigError(f"{entry.error_prefix}{key}: numbers must be finite (got {show(entry.value)})")
         *sections, leaf = key.split(".")
-        target = nested
+        target = tree
         for section in sections:
             target = target.setdefault(section, {})
         target[leaf] = entry.value
     try:
-        return RunSettings.model_validate(nested)
+        return RunSettings.model_validate(tree)
     except ValidationError as error:
         # Report the longest prefix of the location that is a key of the user's: a mapping's entry has no origin.
         first = error.errors()[0]
@@ -479,7 +489,7 @@ def _validate(keys: Mapping[str, Stated]) -> RunSettings:
 
 def load(path: str | Path | None = None, sets: Sequence[str] = ()) -> Resolved:
     """Load and resolve a YAML file with `--set` arguments."""
-    return _resolved(keys_with_sets(path, sets))
+    return _resolve_run(keys_with_sets(path, sets))
 
 
 def keys_with_sets(path: str | Path | None, sets: Sequence[str]) -> dict[str, Stated]:

@@ -18,8 +18,14 @@ if TYPE_CHECKING:
 CONFIG, METRICS, EVALUATIONS = "config.yaml", "metrics.jsonl", "evaluations.jsonl"
 LOCK = ".lock"
 HOME = Path("runs")
-GIVEN = ("model", "tasks.jsonl", "held_out.jsonl", "rewards.py", "tasks.py")  # of runs begun with Python objects
-_WRITTEN = (checkpoint.FOLDER, "rollouts", "evaluations", METRICS, EVALUATIONS, CONFIG, LOCK, *GIVEN)
+PYTHON_INPUTS = (
+    "model",
+    "tasks.jsonl",
+    "held_out.jsonl",
+    "rewards.py",
+    "tasks.py",
+)  # of runs begun with Python objects
+_RUN_FILES = (checkpoint.FOLDER, "rollouts", "evaluations", METRICS, EVALUATIONS, CONFIG, LOCK, *PYTHON_INPUTS)
 _NOTE = re.compile(r"\((?P<origin>[^()]*)\)$")
 
 
@@ -97,7 +103,7 @@ def refuse_links(run: Path) -> None:
 
     The directory itself may be one.
     """
-    for name in _WRITTEN:
+    for name in _RUN_FILES:
         if (run / name).is_symlink():
             raise ConfigError(
                 f"{run / name} is a symbolic link, and a run deletes files only in its own directory: put what it "

@@ -149,11 +149,11 @@ def html(latest: Latest) -> str:
     names = [name for name in LIVE if name in latest.figures]
     cells = []
     for name in names:
-        first, now = format_value(name, latest.first[name]), format_value(name, latest.figures[name])
-        cells.append(f"{first} &rarr; {now}" if name == "eval_accuracy" and first != now else now)
+        first, last = format_value(name, latest.first[name]), format_value(name, latest.figures[name])
+        cells.append(f"{first} &rarr; {last}" if name == "eval_accuracy" and first != last else last)
     head = "".join(f"<th style='text-align:right'>{name}</th>" for name in names)
     body = "".join(f"<td style='text-align:right'>{cell}</td>" for cell in cells)
-    texts = (f"step {run.step} of {steps}", latest.left, str(run.path))
+    texts = (f"step {run.step} of {steps}", latest.time_left, str(run.path))
     caption = " &middot; ".join(escape(escaped(x)) for x in texts if x)
     bar = f"<progress max='1' value='{latest.share:.4f}' style='width:20em;vertical-align:middle'></progress>"
     table = f"<table><tr>{head}</tr><tr>{body}</tr></table>" if names else ""

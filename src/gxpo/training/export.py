@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gxpo.base.errors import CheckpointError, ConfigError, GxpoError, ModelError
-from gxpo.learning.lora import ALONE, LoraSettings, merged, parameters_of_policy, trained_policies, with_lora
+from gxpo.learning.lora import ALONE, LoraSettings, merge_adapters, parameters_of_policy, trained_policies, with_lora
 from gxpo.learning.torch import VALUE_HEAD
 from gxpo.models import nf4
 from gxpo.models.chat.render import source
@@ -135,7 +135,7 @@ def _write_one(
     folder: Path, settings: RunSettings, parameters: Mapping[str, Tensor], *, adapter: bool, dtype: str | None
 ) -> None:
     """Write the files that transformers or peft load."""
-    model, tokenizer = trained(settings, parameters, adapter=adapter, dtype=dtype)
+    model, tokenizer = load_trained(settings, parameters, adapter=adapter, dtype=dtype)
     if adapter:  # not the embeddings: peft would ask a model hub whether they have grown
         model.save_pretrained(folder, save_embedding_layers=False)
     else:
@@ -154,7 +154,7 @@ def _overview(policies: Mapping[str, str], base: str, models: Mapping[str, str])
     return "\n".join(["# The policies of a team", "", *lines, ""])
 
 
-def trained(
+def load_trained(
     settings: RunSettings, parameters: Mapping[str, Tensor], *, adapter: bool = False, dtype: str | None = None
 ) -> tuple[Any, Any]:
     """Load a separate model with these parameters (LoRA: merged in at least float32, or, `adapter`, as peft's), and its
@@ -183,7 +183,7 @@ def trained(
         base = loaded.path or (None if settings.model.startswith("tiny") else settings.model)
         model = with_lora(model, lora, base=None if base is None else str(base))
         _load_parameters(model, parameters, full)
-        model = model if adapter else merged(model)
+        model = model if adapter else merge_adapters(model)
     return _cast(model, kind), loaded.tokenizer
 
 

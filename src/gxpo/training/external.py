@@ -26,7 +26,7 @@ JUDGE = "judge"  # the reward whose options may name a model
 
 @dataclass(frozen=True)
 class External:
-    """A frozen model: what it is for, and where it comes from.
+    """Frozen model: its role, and its source.
 
     role    "teacher": scores the policy's tokens, so it is a checkpoint with the policy's tokenizer | "judge": answers
             questions in words, or gives the log-probs of a text
@@ -93,9 +93,9 @@ def externals_of(s: RunSettings) -> dict[str, External]:
 def check_externals(s: RunSettings, method: Method) -> None:
     """Refuse models that can't be what they are for, that do not exist, or that nothing uses; nothing is loaded."""
     external_by_name = externals_of(s)
-    used = {x for part in method.signals.values() for x in SignalPart.hook(part, "external")}
+    used_names = {x for part in method.signals.values() for x in SignalPart.hook(part, "external")}
     # A signal that reads a teacher fails in its first step otherwise, after the model is loaded.
-    for name in used:
+    for name in used_names:
         if name not in external_by_name or external_by_name[name].role != "teacher":
             raise ConfigError(
                 f"a signal reads the teacher {name!r}, which is not there{did_you_mean(name, external_by_name)}: "
@@ -105,7 +105,7 @@ def check_externals(s: RunSettings, method: Method) -> None:
     judges = set(_judge_names(s.scoring.options.get(JUDGE, {}), external_by_name))
     for name, external in external_by_name.items():
         # An unused teacher is mostly a key of the objective that was forgotten.
-        if external.role == "teacher" and name not in used:
+        if external.role == "teacher" and name not in used_names:
             raise ConfigError(
                 f"nothing reads the teacher {name!r}: distil from it with signal.teacher=teacher_model and "
                 "objective=distillation (or objective.add.distil=distillation), or leave it out"
@@ -155,9 +155,9 @@ class Checkpoint:
         """See `gxpo.base.judges.Judge`."""
         return self.load(self.external).ask(messages)
 
-    def logprob(self, prompt: str, said: str, answer: str) -> float:
+    def logprob(self, prompt: str, reply: str, answer: str) -> float:
         """See `gxpo.base.judges.Believer`."""
-        return self.load(self.external).logprob(prompt, said, answer)
+        return self.load(self.external).logprob(prompt, reply, answer)
 
 
 @dataclass

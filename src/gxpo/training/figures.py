@@ -41,11 +41,11 @@ class Table:
     def _fitting(self, row: Mapping[str, Any]) -> list[str]:
         """Choose the columns that fit the width: `kl`, to the reference, in place of `approx_kl` if the row has it."""
         # Both are the divergence to something: the one to the reference is what a user watches.
-        omitted = "approx_kl" if row.get("kl") is not None else "kl"
+        left_out = "approx_kl" if row.get("kl") is not None else "kl"
         names: list[str] = []
         room = self.width + len(GAP)
         for name in FORMATS:
-            if name == omitted:
+            if name == left_out:
                 continue
             room -= _width(name) + len(GAP)
             if room < 0:
@@ -89,24 +89,24 @@ class Latest:
     def share(self) -> float:
         """Share of the run that is done: of its steps, or of its budget if that is spent sooner."""
         trainer = self.run.trainer
-        return min(1.0, max(self.run.step / trainer.settings.trainer.steps, trainer.spent))
+        return min(1.0, max(self.run.step / trainer.settings.trainer.steps, trainer.budget_share))
 
     @property
-    def left(self) -> str:
+    def time_left(self) -> str:
         """Time left, "" where it is not known yet."""
-        elapsed, done = time.monotonic() - self._start, self.share - self._share_before
-        return f"{clock(elapsed * (1 - self.share) / done)} left" if done > 0 and self.share < 1 else ""
+        seconds, progress = time.monotonic() - self._start, self.share - self._share_before
+        return f"{clock(seconds * (1 - self.share) / progress)} left" if progress > 0 and self.share < 1 else ""
 
     def text(self, width: int | None = None) -> str:
         """One line: the step, the time that is left, and as many figures as fit `width` columns."""
         steps = self.run.trainer.settings.trainer.steps
-        line = GAP.join(x for x in (f"step {self.run.step}/{steps}", self.left) if x)
+        line = GAP.join(x for x in (f"step {self.run.step}/{steps}", self.time_left) if x)
         for name in LIVE:
             if name in self.figures:
-                extended = f"{line}{GAP}{name} {format_value(name, self.figures[name])}"
-                if width is not None and len(extended) > width:
+                longer = f"{line}{GAP}{name} {format_value(name, self.figures[name])}"
+                if width is not None and len(longer) > width:
                     break
-                line = extended
+                line = longer
         return line
 
 

@@ -1,4 +1,4 @@
-"""How much of a step's gradient is signal, for methods and group sizes, before anything is trained.
+"""Share of signal in a step's gradient, by method and group size, measured before training.
 
 Each group of rollouts adds its own part to the gradient of a step. If the parts are independent with mean m and
 covariance C, then two halves of n groups each agree with an expected cosine of about n S / (1 + n S), S = |m|^2 / tr C
@@ -32,7 +32,7 @@ SKETCH = 1 << 18  # numbers that stand for a gradient of more parameters than th
 
 
 @dataclass(frozen=True)
-class Measured:
+class SizeMeasurement:
     """One method at one group size.
 
     agreement         expected cosine of the gradients of two halves of the tasks
@@ -46,7 +46,7 @@ class Measured:
                       above 0
     along             cosine of the expected gradient with that of the first row; None: no signal here or there. Where
                       it is low, the signal is of something else than what the first row's gradient is after
-    without           S without each of the tasks
+    signal_without   S without each of the tasks
     """
 
     method: str
@@ -62,7 +62,7 @@ class Measured:
     relative: float | None = None
     relative_error: float | None = None
     along: float | None = None
-    without: tuple[float, ...] = field(default=(), repr=False)
+    signal_without: tuple[float, ...] = field(default=(), repr=False)
 
 
 def signal_of(gram: Tensor) -> float:
@@ -128,7 +128,7 @@ def measure(
     tasks: int = 128,
     keys: Mapping[str, Any] | None = None,
     notify: Callable[[str], None] = lambda line: None,
-) -> list[Measured]:
+) -> list[SizeMeasurement]:
     """Every method at every group size, on the same tasks; attempt i of a task is the same at every size.
 
     keys: further keys of the run. Only the attempts are generated; nothing is trained. ConfigError where a method has
@@ -136,42 +136,42 @@ def measure(
     """
     if min(sizes, default=0) < 1:
         raise ConfigError(f"group sizes are whole numbers above 0, not {', '.join(map(str, sizes)) or 'none'}")
-    rows: list[Measured] = []
+    rows: list[SizeMeasurement] = []
     base: Tensor | None = None  # the gradients of the first row
     nested_forest: Forest | None = None  # independent attempts, not yet cut into any method's segments
     for method in methods:
         run_keys = {"model": model, "task": task, "method": method, "tasks.per_step": tasks, **(keys or {})}
         # Attempts of a smaller group are the first of a larger one: sampled once, for all sizes.
-        nested = isinstance(_resolved(run_keys, max(sizes)).method.rollout, Independent)
-        for size in [max(sizes)] if nested else sizes:
+        is_nested = isinstance(_resolve(run_keys, max(sizes)).method.rollout, Independent)
+        for size in [max(sizes)] if is_nested else sizes:
             with tempfile.TemporaryDirectory(prefix="gxpo-signal-") as folder:
-                trainer = Trainer(_resolved(run_keys, size), out=Path(folder) / "run", notify=notify)
+                trainer = Trainer(_resolve(run_keys, size), out=Path(folder) / "run", notify=notify)
                 try:
                     budget = Budget()
                     session = trainer.session(1, seed=trainer.settings.seed, sampling=trainer.sampling, budget=budget)
                     session_tasks = session.draw(tasks)
                     # The same attempts for every method too, which takes their luck out of the comparison.
-                    forest = nested_forest if nested else None
+                    forest = nested_forest if is_nested else None
                     if forest is None:
                         forest = session.score(trainer.method.rollout.grow(session_tasks, session))
-                    if nested:
+                    if is_nested:
                         nested_forest = forest
                     forest = session.segment(forest)
                     tools = trainer.tools(1, session)
-                    for group_size in sizes if nested else [size]:
-                        subset = forest.select(_first(forest, group_size)) if nested else forest
-                        tokens = subset.n_entries if nested else budget.generated_tokens
+                    for group_size in sizes if is_nested else [size]:
+                        subset = forest.select(_first(forest, group_size)) if is_nested else forest
+                        tokens = subset.n_entries if is_nested else budget.generated_tokens
                         parts = gradients(trainer, trainer.shape(subset), tools)
                         base = parts if base is None else base
-                        measured = _measured(method, group_size, parts, tokens / tasks)
-                        notify(f"{method}, groups of {group_size}: agreement {measured.agreement:.3f}")
-                        rows.append(replace(measured, along=cosine_of(parts, base)))
+                        figures = _measure_size(method, group_size, parts, tokens / tasks)
+                        notify(f"{method}, groups of {group_size}: agreement {figures.agreement:.3f}")
+                        rows.append(replace(figures, along=cosine_of(parts, base)))
                 finally:
                     trainer.close()
-    return [_related(m, rows[0]) for m in rows]
+    return [_relate(m, rows[0]) for m in rows]
 
 
-def _resolved(keys: Mapping[str, Any], size: int) -> Resolved:
+def _resolve(keys: Mapping[str, Any], size: int) -> Resolved:
     settings = {k: v if isinstance(v, Stated) else Stated(v, "gxpo signal") for k, v in keys.items()}
     return resolve({**settings, "rollout.group_size": Stated(size, "--sizes")})
 
@@ -183,34 +183,34 @@ def _first(forest: Forest, size: int) -> Tensor:
     return before < size
 
 
-def _measured(method: str, size: int, parts: Tensor, per_task: float) -> Measured:
+def _measure_size(method: str, size: int, parts: Tensor, per_task: float) -> SizeMeasurement:
     # All figures come from inner products: as many numbers as tasks squared, however large the model is.
     gram = parts @ parts.T
     signal, n = signal_of(gram), len(gram)
     others = ~torch.eye(n, dtype=torch.bool)
     # Leaving one task out at a time gives the error of the signal.
-    without = tuple(signal_of(gram[keep][:, keep]) for keep in others) if n > 2 else ()
-    return Measured(
+    signal_without = tuple(signal_of(gram[keep][:, keep]) for keep in others) if n > 2 else ()
+    return SizeMeasurement(
         method,
         size,
         n,
         agreement_of(signal, n / 2),
         signal,
-        left_out(without),
+        left_out(signal_without),
         per_task,
         1 / signal if signal > 0 else None,
         per_task / signal if signal > 0 else None,
         float((gram.diagonal() == 0).double().mean()),
-        without=without,
+        signal_without=signal_without,
     )
 
 
-def _related(m: Measured, base: Measured) -> Measured:
+def _relate(m: SizeMeasurement, base: SizeMeasurement) -> SizeMeasurement:
     """Against the signal of `base` per token, on the same tasks; the error is that of the ratio itself."""
     if not 0 < base.signal < float("inf"):
         return m
     cost = m.tokens_per_task / base.tokens_per_task
-    ratios = [x / y / cost if y else float("nan") for x, y in zip(m.without, base.without, strict=True)]
+    ratios = [x / y / cost if y else float("nan") for x, y in zip(m.signal_without, base.signal_without, strict=True)]
     return replace(m, relative=m.signal / base.signal / cost, relative_error=left_out(ratios))
 
 
@@ -242,12 +242,12 @@ def gradients(trainer: Trainer, forest: Forest, tools: SignalTools) -> Tensor:
             active=has_slope_P & is_of_task,
             **bound.constant_arguments(signals),
         )
-        rows.append(_sketched(part))
+        rows.append(_sketch(part))
     width = next((len(row) for row in rows if row is not None), 1)
     return torch.stack([torch.zeros(width, dtype=torch.float64) if row is None else row for row in rows])
 
 
-def _sketched(gradient: Mapping[str, Tensor]) -> Tensor:
+def _sketch(gradient: Mapping[str, Tensor]) -> Tensor:
     """All of a gradient in one row, or, of many parameters, `SKETCH` sums of them with random signs."""
     total = sum(x.numel() for x in gradient.values())
     if total <= SKETCH:
@@ -261,19 +261,21 @@ def _sketched(gradient: Mapping[str, Tensor]) -> Tensor:
     return out
 
 
-def recommended(rows: Sequence[Measured]) -> tuple[Measured | None, bool]:
-    """The one that needs the fewest tokens to agree, and whether errors leave no doubt that it beats the second."""
-    ordered = sorted((m for m in rows if m.tokens_to_agree is not None), key=lambda m: m.tokens_to_agree or 0.0)
-    if not ordered:
+def recommend(rows: Sequence[SizeMeasurement]) -> tuple[SizeMeasurement | None, bool]:
+    """Find the row that needs the fewest tokens to agree, and whether it beats the second beyond their errors."""
+    ranking = sorted((m for m in rows if m.tokens_to_agree is not None), key=lambda m: m.tokens_to_agree or 0.0)
+    if not ranking:
         return None, False
-    if len(ordered) == 1:
-        return ordered[0], True
-    first, second = ordered[:2]
+    if len(ranking) == 1:
+        return ranking[0], True
+    first, second = ranking[:2]
     gap = first.signal / first.tokens_per_task - second.signal / second.tokens_per_task
-    pairs = zip(first.without, second.without, strict=True)  # of the same tasks: what moves both moves no difference
+    pairs = zip(
+        first.signal_without, second.signal_without, strict=True
+    )  # of the same tasks: what moves both moves no difference
     return first, gap > 2 * left_out([x / first.tokens_per_task - y / second.tokens_per_task for x, y in pairs])
 
 
-def as_rows(rows: Sequence[Measured]) -> list[dict[str, Any]]:
+def as_rows(rows: Sequence[SizeMeasurement]) -> list[dict[str, Any]]:
     """For JSON."""
     return [{k: v for k, v in asdict(m).items() if k != "without"} for m in rows]

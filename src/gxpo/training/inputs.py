@@ -59,12 +59,14 @@ def of_file(path: str, home: Path | None = None) -> str | None:
     return digest.hexdigest()
 
 
-def refuse_changes(run: Path, recorded: Mapping[str, str], digests: Mapping[str, str | None]) -> None:
+def refuse_changes(run: Path, recorded_digests: Mapping[str, str], digests: Mapping[str, str | None]) -> None:
     """`CheckpointError` that names every file which differs from what the checkpoint of `run` recorded."""
-    changed = [f"{name}{'' if digests[name] else ' (missing)'}" for name in digests if digests[name] != recorded[name]]
-    if changed:
+    changed_names = [
+        f"{name}{'' if digests[name] else ' (missing)'}" for name in digests if digests[name] != recorded_digests[name]
+    ]
+    if changed_names:
         raise CheckpointError(
-            f"changed since the checkpoint of {run}: {', '.join(changed)}; restore, or resume with "
+            f"changed since the checkpoint of {run}: {', '.join(changed_names)}; restore, or resume with "
             "--allow-changed-data (in Python allow_changed_data=True)"
         )
 

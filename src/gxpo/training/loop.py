@@ -36,7 +36,7 @@ from gxpo.training.python_inputs import Objects
 from gxpo.training.run import Run
 from gxpo.training.start import config_sums, load_learner, refuse_other_config, start_from
 from gxpo.training.step import Stages
-from gxpo.training.texts import annotated, with_texts
+from gxpo.training.texts import annotate, with_texts
 
 
 class Trainer(Stages):
@@ -45,7 +45,7 @@ class Trainer(Stages):
     resolved  from `gxpo.training.config.load` or `resolve`
     out       run directory; None: as the settings say
     reward    Python functions instead of the setting `reward`
-    given     the Python objects that the settings stand for; their files are written first
+    objects   the Python objects that the settings stand for; their files are written first
     notify    called with a line where something takes long before the first step
     callbacks beside those of `trainer.callbacks`
     """
@@ -58,7 +58,7 @@ class Trainer(Stages):
         reward: Any = None,
         resume: bool = False,
         callbacks: Sequence[Callback] = (),
-        given: Objects | None = None,
+        objects: Objects | None = None,
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         # One name of the directory in all processes; the first one may have found another free.
@@ -72,7 +72,7 @@ class Trainer(Stages):
         main = runtime.rank() == 0
         self.calls = Dispatcher(make(s.trainer.callbacks, s.logging.options), callbacks) if main else Dispatcher({})
         self._lock, self._is_new_directory = Lock(self.out), False
-        self.objects = given or Objects(reward=reward)
+        self.objects = objects or Objects(reward=reward)
         with self._objects_written(write=not resume):
             check_phases(resolved)
             super().__init__(resolved, reward=self.objects.reward, source=self.objects.source, notify=notify)
@@ -148,27 +148,29 @@ class Trainer(Stages):
             self.save()
             self._has_begun = True
         doctor = self._checkup() if main and self.settings.doctor.every else None
-        while not self.finished and not is_over:
-            spent_before, phase_before = self.spent * e.points, self.now
+        while not self.is_finished and not is_over:
+            spent_before, phase_before = self.budget_share * e.points, self.current
             row = self._step_or_save()
             # The doctor compares steps of one method: a new phase gets a new one.
-            if doctor is not None and self.now is not phase_before:
+            if doctor is not None and self.current is not phase_before:
                 doctor = self._checkup()
             self.seconds += row["time_step_s"]
             self.stopped = self.stopped or self.exhausted
             # A directory that was deleted meanwhile is noticed before and after the writes, and loses no step.
             with self._watched_directory():
                 best = self._note_best(row)
-                due = (e.every and row["step"] % e.every == 0) or int(self.spent * e.points) > int(spent_before)
-                if self.finished or due or self._phase_is_over:
+                needs_evaluation = (e.every and row["step"] % e.every == 0) or int(self.budget_share * e.points) > int(
+                    spent_before
+                )
+                if self.is_finished or needs_evaluation or self._phase_is_over:
                     row |= self._run_evaluation(row["step"])
                     best = self._note_best(row) or best
                 # Lines and rollouts first, the checkpoint last: a resumed run cuts what is after its checkpoint.
-                last = self.finished
+                last = self.is_finished
                 if main:
                     self._write(row, last)
                     self.calls.step(row, self.run)
-                halt = doctor is not None and doctor(row, warned=self.has_warned)
+                halt = doctor is not None and doctor(row, has_warned=self.has_warned)
                 is_over = self._should_stop(
                     watch, row, "the doctor found a critical cause (doctor.stop)" if halt else None
                 )
@@ -191,7 +193,7 @@ class Trainer(Stages):
         return better
 
     @property
-    def spent(self) -> float:
+    def budget_share(self) -> float:
         """Share of the budget that is spent: the largest over `trainer.max_tokens`, `max_updates` and `max_seconds`;
         0 without any. A step that had nothing to learn from counts as an update, so that a run of such steps ends."""
         t = self.settings.trainer
@@ -206,26 +208,26 @@ class Trainer(Stages):
         return max(shares)
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Return True if all steps are taken, the budget is spent, the last phase is over, `trainer.stop_early` has
         seen enough, or the sampler has no task left."""
-        ended = self.tracker is not None and self.tracker.is_last and self._phase_is_over
-        ended = ended or (self.early is not None and self.early.is_over) or self.exhausted is not None
-        return ended or self.step_number >= self.settings.trainer.steps or self.spent >= 1.0
+        is_over = self.tracker is not None and self.tracker.is_last and self._phase_is_over
+        is_over = is_over or (self.early is not None and self.early.is_over) or self.exhausted is not None
+        return is_over or self.step_number >= self.settings.trainer.steps or self.budget_share >= 1.0
 
     def _checkup(self) -> Checkup:
         """Build the doctor from the files of this phase: the evaluation before it and, after a resume, all lines."""
         first_step = 0 if self.tracker is None else self.tracker.start_step
         before = [row for row in self.evaluations.read() if row["step"] == first_step]
         rows = [row for row in self.metrics_file.read() if row["step"] > first_step]
-        return Checkup(self.out, self.now, [*before, *rows])
+        return Checkup(self.out, self.current, [*before, *rows])
 
     def _stop_nonfinite(self) -> None:
         """Save and end a run whose last steps were all skipped. Resumed, it goes on after them and counts anew."""
-        skipped, self.skip_reasons = self.skip_reasons, []
+        reasons, self.skip_reasons = self.skip_reasons, []
         self.save()
         raise ModelError(
-            f"{len(skipped)} steps in a row (up to step {self.step_number}) moved nothing: {skipped[-1]}. "
+            f"{len(reasons)} steps in a row (up to step {self.step_number}) moved nothing: {reasons[-1]}. "
             f"`gxpo resume {self.out}` goes on after them; trainer.max_nonfinite_steps is how many are allowed"
         )
 
@@ -250,7 +252,7 @@ class Trainer(Stages):
         self.metrics_file.append(row)
         if self.last_step is not None and every and (row["step"] % every == 0 or last):
             (self.out / "rollouts").mkdir(exist_ok=True)
-            forest = annotated(*self.last_step)
+            forest = annotate(*self.last_step)
             dump(forest, self.out / "rollouts" / f"step-{row['step']:06d}.jsonl")
             self._show(forest, row["step"], "train")
 
@@ -297,11 +299,11 @@ class Trainer(Stages):
         self.last_step = None
         with no_loading_bars():
             path = checkpoint.at_step(self.out, self.step_number)
-            self.next_phase(self.tracker, self.step_number, self.spent, path)
+            self.next_phase(self.tracker, self.step_number, self.budget_share, path)
 
     @property
     def _phase_is_over(self) -> bool:
-        return self.tracker is not None and self.tracker.is_over(self.step_number, self.spent)
+        return self.tracker is not None and self.tracker.is_over(self.step_number, self.budget_share)
 
     # ------------------------------------------------------------ the directory
     @contextmanager
@@ -358,7 +360,7 @@ class Trainer(Stages):
             return
         if runtime.world() > 1 and isinstance(self.learner, WritesFiles):  # a checkpoint would need all processes
             raise CheckpointError(f"{self.out} was deleted or replaced while its run went on: start it again")
-        deleted, self.out = self.out, free(self.out)
+        old_path, self.out = self.out, free(self.out)
         self._lock.release()
         self._lock.run = self.out
         self._take_lock()
@@ -366,7 +368,7 @@ class Trainer(Stages):
         self.objects.write(self.out)
         self._checkpoint(self._state())
         raise CheckpointError(
-            f"{deleted} was deleted or replaced while its run went on, with the metrics and rollouts so far: step "
+            f"{old_path} was deleted or replaced while its run went on, with the metrics and rollouts so far: step "
             f"{self.step_number} is saved, go on with gxpo resume {self.out}"
         )
 
@@ -378,11 +380,11 @@ class Trainer(Stages):
             self._check_directory()
         if self.pipeline is not None:
             self.pipeline.drain()
-        saved = self._checkpoint(self._state()) if self._is_writer else None
+        path = self._checkpoint(self._state()) if self._is_writer else None
         self._saved_step = self.step_number
         if self.pipeline is not None:
             self.pipeline.ledger.remove_consumed(min(checkpoint.steps(self.out)))
-        return saved
+        return path
 
     @property
     def _is_writer(self) -> bool:
@@ -412,7 +414,7 @@ class Trainer(Stages):
             "nonfinite_steps": self.nonfinite_steps,
             "trouble": self.skip_reasons,
             "budget": vars(self.budget),
-            "unscored": self.unscored,
+            "unscored": self.unscored_counts,
             **({"rewards": rewards} if (rewards := self.rewards.state_dict()) else {}),
             **({"seconds": self.seconds} if self.settings.trainer.max_seconds is not None else {}),
             **({"best": self.best.state_dict()} if self.best is not None else {}),
@@ -423,7 +425,7 @@ class Trainer(Stages):
         }
 
     def _checkpoint(self, state: dict[str, Any]) -> Path:
-        shared = self.learner.save if isinstance(self.learner, WritesFiles) else None
+        save_shards = self.learner.save if isinstance(self.learner, WritesFiles) else None
         also = [] if self.best is None or self.best.value is None else [self.best.step]
         if self.tracker is not None and self.tracker.phase.reference == "previous":
             also.append(self.tracker.start_step)
@@ -434,7 +436,7 @@ class Trainer(Stages):
             state,
             self.settings.trainer.keep_checkpoints,
             also,
-            shared,
+            save_shards,
         )
 
     def load(self, path: Path) -> dict[str, Any]:
@@ -465,8 +467,8 @@ class Trainer(Stages):
         state = self.load(newest)
         refuse_other_config(self.out, config_text, state)
         if not allow_changed_data:
-            recorded = {k: v for k, v in state.get("inputs", {}).items() if k in self.inputs}
-            inputs.refuse_changes(self.out, recorded, {k: self.inputs[k] for k in recorded})
+            digests = {k: v for k, v in state.get("inputs", {}).items() if k in self.inputs}
+            inputs.refuse_changes(self.out, digests, {k: self.inputs[k] for k in digests})
         # Some states have keys only where a setting asks for them; counters of an older run begin at 0.
         self.step_number = self._saved_step = state["step"]
         self.empty_steps = state["empty_steps"]
@@ -486,9 +488,9 @@ class Trainer(Stages):
             self._cut_files()
 
     def _cut_files(self) -> None:
-        """Delete what was written after the checkpoint."""
-        self.metrics_file.cut(self.step_number)
-        self.evaluations.cut(self.step_number)
+        """Truncate the run's files to the checkpoint."""
+        self.metrics_file.truncate(self.step_number)
+        self.evaluations.truncate(self.step_number)
         for path in (p for name in ("rollouts", "evaluations") for p in (self.out / name).glob("step-*")):
             number = path.stem.removeprefix("step-")
             if number.isdecimal() and int(number) > self.step_number:

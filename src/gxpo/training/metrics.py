@@ -419,7 +419,7 @@ def meaning(name: str) -> str | None:
 
 
 def comparable(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row without what depends on the clock or the machine: equal between equal runs."""
+    """Drop metrics that depend on the clock or the machine; equal runs have equal rows."""
     return {k: v for k, v in row.items() if not k.startswith(("time_", "memory_"))}
 
 
@@ -451,7 +451,7 @@ class MetricsFile:
                 f"{self.path} not written: {error.strerror}; free space or check its directory"
             ) from error
 
-    def cut(self, step: int) -> int:
+    def truncate(self, step: int) -> int:
         """Drop the lines of steps after `step` and a torn last line, in one atomic write; gives how many went."""
         if not self.path.exists():
             return 0

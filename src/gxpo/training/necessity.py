@@ -65,13 +65,13 @@ class Necessity:
 
 
 def necessity(
-    trainer: Trainer, n: int = 32, samples: int = 8, delimiter: str = "\n", how: Literal["drop", "replace"] = "drop"
+    trainer: Trainer, n: int = 32, samples: int = 8, delimiter: str = "\n", mode: Literal["drop", "replace"] = "drop"
 ) -> Necessity:
     """Measure the necessity of the steps of right attempts at held-out tasks, one attempt at each.
 
     samples    continuations with the step, and as many without
     delimiter  what ends a step
-    how        "drop": the text goes on where the step began; "replace": the step of that number of the next right
+    mode       "drop": the text goes on where the step began; "replace": the step of that number of the next right
                attempt stands there (attempts without one are left out)
 
     The last step, the answer, is not taken away. The continuation is judged with what precedes it.
@@ -98,11 +98,11 @@ def necessity(
     for i, (task, prompt, pieces) in enumerate(attempts):
         others = attempts[(i + 1) % len(attempts)][2]
         for k in range(len(pieces) - 1):
-            if how == "replace" and (len(attempts) < 2 or k >= len(others) - 1):
+            if mode == "replace" and (len(attempts) < 2 or k >= len(others) - 1):
                 continue
             before = [token for piece in pieces[:k] for token in piece]
             cases.append((task, k, len(pieces), pieces[k]))
-            for name, middle in (("with", pieces[k]), ("without", [] if how == "drop" else others[k])):
+            for name, middle in (("with", pieces[k]), ("without", [] if mode == "drop" else others[k])):
                 prefix = session.decode([*before, *middle])
                 case = dataclasses.replace(task, id=f"{task.id}/{k}/{name}", prompt=(*prompt, *before, *middle))
                 prompts.append((case, prefix))
@@ -113,8 +113,8 @@ def necessity(
     continuations = Independent(samples).grow([task for task, _ in prompts], session)
     prefix_by_task = {task.id: prefix for task, prefix in prompts}
     texts = [prefix_by_task[t] + x for t, x in zip(continuations.task, session.texts(continuations), strict=True)]
-    scored = session.score(continuations, texts)
-    share = _shares(scored, [task.id for task, _ in prompts])
+    scored_forest = session.score(continuations, texts)
+    share = _shares(scored_forest, [task.id for task, _ in prompts])
     steps = [
         StepNecessity(task.id, k + 1, count, session.decode(piece), share[2 * i], share[2 * i + 1])
         for i, (task, k, count, piece) in enumerate(cases)
@@ -123,7 +123,7 @@ def necessity(
 
 
 def _shares(forest: Any, names: Sequence[str]) -> list[float]:
-    """Share of right attempts at each task; what could not be scored counts as wrong."""
+    """Share of right attempts at each task; an unscored attempt counts as wrong."""
     verdict = forest.success if bool(forest.success.isfinite().any()) else forest.outcome
     rights: dict[str, list[bool]] = {name: [] for name in names}
     for task, value in zip(forest.task, verdict.tolist(), strict=True):
@@ -131,11 +131,11 @@ def _shares(forest: Any, names: Sequence[str]) -> list[float]:
     return [sum(rights[name]) / len(rights[name]) for name in names]
 
 
-def report(trainer: Trainer, n: int, samples: int, delimiter: str, how: str, *, as_json: bool = False) -> str:
+def report(trainer: Trainer, n: int, samples: int, delimiter: str, mode: str, *, as_json: bool = False) -> str:
     """Measure step necessity and format it; in a delimiter \\n stands for the end of a line."""
-    if how not in ("drop", "replace"):
-        raise ConfigError(f"--necessity {how}: give drop or replace")
-    result = necessity(trainer, n, samples, delimiter.replace("\\n", "\n"), how)
+    if mode not in ("drop", "replace"):
+        raise ConfigError(f"--necessity {mode}: give drop or replace")
+    result = necessity(trainer, n, samples, delimiter.replace("\\n", "\n"), mode)
     if not as_json:
         return text(result)
     rows = [vars(s) | {"necessity": s.necessity} for s in result.steps]
@@ -153,9 +153,11 @@ def text(result: Necessity) -> str:
         lines.append(f"necessity {interval[0]:.3f}, 95% interval over tasks {interval[1]:.3f} to {interval[2]:.3f}")
     for number in sorted({s.number for s in result.steps}):
         rows = [s for s in result.steps if s.number == number]
-        with_it = sum(s.share_with for s in rows) / len(rows)
-        without = sum(s.share_without for s in rows) / len(rows)
-        lines.append(f"step {number}: right {with_it:.2f} with it, {without:.2f} without ({len(rows)} attempts)")
+        right_with = sum(s.share_with for s in rows) / len(rows)
+        right_without = sum(s.share_without for s in rows) / len(rows)
+        lines.append(
+            f"step {number}: right {right_with:.2f} with it, {right_without:.2f} without ({len(rows)} attempts)"
+        )
     for s in sorted(result.steps, key=lambda s: -s.necessity)[:5]:
         lines.append(f"  {s.necessity:+.2f}  step {s.number} of {s.steps}, task {s.task}: {s.text.strip()[:100]!r}")
     return "\n".join(lines)

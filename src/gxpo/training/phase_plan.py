@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 
 from gxpo.base.errors import ConfigError, one_of
 from gxpo.parts.definition import Stated
-from gxpo.parts.options import dotted
+from gxpo.parts.options import flatten_keys
 from gxpo.parts.settings import RUN_KEYS
 
 MOST = 1000  # phases of a run, repetitions counted
@@ -126,7 +126,7 @@ def _expand(value: Any, parent: str, depth: int = 0) -> list[Phase]:
 
 
 def _phase(entry: Mapping[str, Any], place: str) -> Phase:
-    keys = dotted({k: Stated(v, place) for k, v in entry.items() if k not in RULES})
+    keys = flatten_keys({k: Stated(v, place) for k, v in entry.items() if k not in RULES})
     for key in keys:
         if not may_change(key):
             raise ConfigError(f"{place}: {key} holds for the whole run: state it beside phases, not in one of them")

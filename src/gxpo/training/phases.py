@@ -30,7 +30,7 @@ class PhaseTracker:
         self.steps = resolved.settings.trainer.steps
         self.phases = [one.phase for one in resolved.phases if one.phase is not None]
         self.begins, self.updates = [0], 0
-        self.spent = 0.0  # share of the budget that was spent when it began
+        self.begin_share = 0.0  # share of the budget that was spent when it began
         self.readings: list[float] = []  # of the phase's `until`
 
     @property
@@ -71,7 +71,7 @@ class PhaseTracker:
         if until is not None and isinstance(value, (int, float)) and math.isfinite(value):
             self.readings = [*self.readings, float(value)][-until.over :]
 
-    def is_over(self, step: int, spent: float) -> bool:
+    def is_over(self, step: int, budget_share: float) -> bool:
         """Return True if the phase ends after this step. spent: share of the run's budget, 0 without one."""
         # A phase has one step at least: figures of the phase before do not end it.
         if step <= self.start_step:
@@ -85,12 +85,12 @@ class PhaseTracker:
         if step - self.start_step >= share(ahead, self.steps - self.start_step):
             return True
         open_ones = sum(phase.steps is None for phase in ahead)
-        return spent > 0.0 and spent - self.spent >= (1.0 - self.spent) / open_ones
+        return budget_share > 0.0 and budget_share - self.begin_share >= (1.0 - self.begin_share) / open_ones
 
-    def enter(self, step: int, spent: float, updates: int) -> None:
+    def enter(self, step: int, budget_share: float, updates: int) -> None:
         """Begin the next phase after this step. updates: optimiser steps so far."""
         self.begins.append(step)
-        self.spent, self.readings = spent, []
+        self.begin_share, self.readings = budget_share, []
         if self.phase.optimiser == "fresh":
             self.updates += updates
 
@@ -98,16 +98,16 @@ class PhaseTracker:
         return {
             "begins": list(self.begins),
             "updates": self.updates,
-            "spent": self.spent,
+            "spent": self.begin_share,
             "readings": list(self.readings),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.begins, self.updates = list(state["begins"]), state["updates"]
-        self.spent, self.readings = state["spent"], list(state["readings"])
+        self.begin_share, self.readings = state["spent"], list(state["readings"])
 
 
-def collect(run: Path, phases: Sequence[Resolved], begins: Sequence[int], now: int) -> Path:
+def collect(run: Path, phases: Sequence[Resolved], begins: Sequence[int], last_step: int) -> Path:
     """Copy the earlier rollouts that the next phase reads (`rollout.file`) into a folder of its own.
 
     begins  steps before each phase that has begun; now: the step that ended the last of them
@@ -118,7 +118,7 @@ def collect(run: Path, phases: Sequence[Resolved], begins: Sequence[int], now: i
     # A folder left by a run that was killed while copying.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    ends = [*begins[1:], now]
+    ends = [*begins[1:], last_step]
     for number, (first, end) in enumerate(zip(begins, ends, strict=True)):
         is_sampled = getattr(phases[number].method.rollout, "file", None) is None
         # Demonstrations of a file are no rollouts of this run: phases that sampled are read, or the one before.
@@ -165,8 +165,8 @@ def _check(resolved: Resolved, previous: Resolved) -> None:
     if policies != getattr(previous.method.rollout, "policies", None):
         raise ConfigError("its rollout trains other policies than the phase before: they are the run's")
     if s.optim.schedule != "constant" and (phase.steps is None or phase.optimiser == "keep"):
-        what = "steps" if phase.steps is None else "optimiser: fresh"
-        raise ConfigError(f"optim.schedule={s.optim.schedule} is of one phase: state its {what}")
+        missing_key = "steps" if phase.steps is None else "optimiser: fresh"
+        raise ConfigError(f"optim.schedule={s.optim.schedule} is of one phase: state its {missing_key}")
     # Moments can only be kept for the same parameters under the same optimiser.
     if phase.optimiser == "keep" and (previous.settings.learner, previous.method.value_heads) != (
         s.learner,

@@ -62,9 +62,9 @@ def strip(records: list[Mapping[str, Any]]) -> Html:
     if not pictures:
         return paragraph("no picture")
     tallest = max(x.shape[0] for x in pictures)
-    padded = [np.pad(x, ((0, tallest - x.shape[0]), (0, 1), (0, 0)), constant_values=255) for x in pictures]
+    tiles = [np.pad(x, ((0, tallest - x.shape[0]), (0, 1), (0, 0)), constant_values=255) for x in pictures]
     factor = max(1, HEIGHT // tallest)
-    pixels = np.concatenate(padded, axis=1).repeat(factor, 0).repeat(factor, 1)
+    pixels = np.concatenate(tiles, axis=1).repeat(factor, 0).repeat(factor, 1)
     rewards = [r["reward"] for r in records if isinstance(r.get("reward"), (int, float))]
     words = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "unscored"
     data = base64.b64encode(png(np.ascontiguousarray(pixels))).decode()

@@ -54,7 +54,7 @@ def players_of(
     for role, name in models_of(method).items():
         if name in engine_by_name:
             continue
-        model, own_tokenizer = _loaded(s, name, device, notify)
+        model, own_tokenizer = _load(s, name, device, notify)
         if own_tokenizer.get_vocab() != tokenizer.get_vocab():
             raise ModelError(
                 f"rollout.models.{role}: {name} has another tokenizer than the policy ({s.model}): take a checkpoint "
@@ -75,7 +75,7 @@ def players_of(
     return {role: engine_by_name[name] for role, name in models_of(method).items()}
 
 
-def _loaded(s: RunSettings, name: str, device: str, notify: Callable[[str], None]) -> tuple[Any, Any]:
+def _load(s: RunSettings, name: str, device: str, notify: Callable[[str], None]) -> tuple[Any, Any]:
     """Load model and tokenizer of a run's newest checkpoint, or of a model's name."""
     if not is_run(name):
         loaded = models.load(name, task=s.task, device=device, dtype=s.learner.dtype, notify=notify)
@@ -83,5 +83,5 @@ def _loaded(s: RunSettings, name: str, device: str, notify: Callable[[str], None
     path = Path(name).expanduser()
     keys, _ = read_verified_config(run_of(path))
     parameters = View(parameters_of(path), leave_out=VALUE_HEAD)
-    model, tokenizer = export.trained(config.resolve(keys).settings, parameters, dtype=s.learner.dtype)
+    model, tokenizer = export.load_trained(config.resolve(keys).settings, parameters, dtype=s.learner.dtype)
     return model.to(device), tokenizer

@@ -103,8 +103,8 @@ def check_settings(s: RunSettings, method: Method) -> None:
 
 def check_likelihood(s: RunSettings, method: Method) -> None:
     """Refuse a masked model without an estimator of its likelihood, and an estimator on a causal model."""
-    masked = is_masked(s.model)
-    if masked and method.likelihood is None:
+    masked_model = is_masked(s.model)
+    if masked_model and method.likelihood is None:
         raise ConfigError(
             f"model {s.model} fills in hidden tokens, and {method.name} reads log-probs from left to right: take a "
             "method of masked models (gxpo methods --family masked_models), or set likelihood to one_step, elbo, "
@@ -113,8 +113,8 @@ def check_likelihood(s: RunSettings, method: Method) -> None:
     if method.likelihood is None:
         return
     # a name that only the hub knows is left to loading
-    known = pipelines.denoises(s.model) or built_in(s.model) or s.model == smollm2.NAME or is_path(s.model)
-    if known and not masked:
+    is_supported = pipelines.denoises(s.model) or built_in(s.model) or s.model == smollm2.NAME or is_path(s.model)
+    if is_supported and not masked_model:
         raise ConfigError(
             f"likelihood={show(method.likelihood)} is of masked language models, and model {s.model} is none: leave it "
             "out, or set model=tiny-masked"
@@ -125,7 +125,7 @@ def check_likelihood(s: RunSettings, method: Method) -> None:
 
 
 def check_optimiser(s: RunSettings, method: Method) -> None:
-    """Refuse an optimiser that can't step what the run trains."""
+    """Refuse an optimiser that can't train the run's parameters."""
     kind = s.learner.optimiser
     Rule(s.optim.direction, s.optim.threshold, s.optim.caution).check(kind, is_rounded=s.learner.states != "float32")
     if kind == "igt" and getattr(method.update, "sets_parameters", False):
@@ -158,7 +158,7 @@ def check_base(s: RunSettings) -> None:
 
 
 def check_rendered(s: RunSettings) -> None:
-    """Refuse what can't be put into prompts that are rendered already."""
+    """Refuse settings that would change prompts that are already rendered."""
     if s.chat.template != RENDERED:
         return
     for setting, is_set in (("chat.system", s.chat.system is not None), ("chat.kwargs", bool(s.chat.kwargs))):
@@ -176,7 +176,7 @@ def warn_of_prompts(world: World, template: str, chat: Any = None) -> None:
 
 
 def check_ratios(method: Method) -> None:
-    """Refuse importance ratios over rollouts of which nobody knows with what probability they were sampled."""
+    """Refuse importance ratios over rollouts whose sampling probabilities are unknown."""
     if RolloutPart.hook(method.rollout, "has_behaviour"):
         return
     reading = [show(term) for term in method.terms.values() if reads_ratio(term)]
@@ -253,32 +253,32 @@ def learns_from_one(method: Method) -> bool:
         return True
     forest = Forest.from_completions([[1], [2], [3], [4]], [[[5, 6]]] * 4, rewards=[[0.0], [1.0], [0.0], [1.0]])
     # A horizon and lengths as a run fills them in, for parts that scale by them.
-    filled = method.fill(horizon=2.0, max_length=2, total_steps=1)
+    concrete = method.fill(horizon=2.0, max_length=2, total_steps=1)
     try:
-        shaped = filled.shaped(forest.with_rewards(forest.outcome, success=forest.outcome))
-        return bool(filled.advantages(shaped).any())
+        shaped_forest = concrete.shaped(forest.with_rewards(forest.outcome, success=forest.outcome))
+        return bool(concrete.advantages(shaped_forest).any())
     except GxpoError:  # it reads what these rollouts lack
         return True
 
 
 def check_world(method: Method, world: World, task: str, held_out: int = 0, template: str = "auto") -> None:
-    """Refuse a method that requires what neither rollout nor task provides.
+    """Refuse a method whose requirements neither rollout nor task provides.
 
     held_out   number of tasks that evaluations sample
     template   of the chat
     """
     # Who provides what the method requires: rollout, segmenter, task source, environments.
     parts = [method.rollout, world.source, world.envs]
-    provided = {x for part in (*parts, method.segmenter) for x in getattr(part, "provides", ())}
+    provides = {x for part in (*parts, method.segmenter) for x in getattr(part, "provides", ())}
     advice = "choose a task that does"
     if world.envs is not None:
-        provided.add("restarts")  # environments are deterministic: where there are no snapshots, actions are replayed
-        if "agents" in provided and "agents" not in RolloutPart.hook(method.rollout, "requires"):
+        provides.add("restarts")  # environments are deterministic: where there are no snapshots, actions are replayed
+        if "agents" in provides and "agents" not in RolloutPart.hook(method.rollout, "requires"):
             raise ConfigError(
                 f"{task} is a world of several agents, and rollout {show(method.rollout)} plays one: set rollout=seats"
             )
         if "states" not in world.envs.provides:  # what rollouts say of states is true where a prompt is the state
-            provided.discard("states")
+            provides.discard("states")
             advice = "give TimeStep.state, or tell states by what is read in them (credit.state=observation)"
         if RolloutPart.hook(method.rollout, "single_turn") or getattr(method.rollout, "team", ""):
             raise ConfigError(
@@ -286,7 +286,7 @@ def check_world(method: Method, world: World, task: str, held_out: int = 0, temp
                 "rollout=independent"
             )
     for need in method.requires:
-        if need not in provided:
+        if need not in provides:
             raise ConfigError(
                 f"{method.name} requires {need}, which neither the rollout nor task {task!r} provides: {advice}"
             )

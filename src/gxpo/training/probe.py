@@ -51,8 +51,8 @@ def probe(resolved: Resolved, *, notify: Callable[[str], None] = lambda line: No
             trainer.close()
         speed = writing_speed(Path(folder), min(size, SAMPLE))
     # Counters are totals since the run began.
-    generated = second["generated_tokens"] - first["generated_tokens"]
-    steps = steps_until_end(s, generated, max(1, update["optimiser_steps"]), second["time_step_s"])
+    n_generated = second["generated_tokens"] - first["generated_tokens"]
+    steps = steps_until_end(s, n_generated, max(1, update["optimiser_steps"]), second["time_step_s"])
     n_evaluations = n_times(steps, s.eval.every) + (s.eval.points - 1 if s.eval.points and has_budget(s) else 0)
     n_checkpoints = n_times(steps, s.trainer.checkpoint_every)
     completions = s.eval.tasks * s.eval.samples
@@ -71,7 +71,7 @@ def probe(resolved: Resolved, *, notify: Callable[[str], None] = lambda line: No
     return {
         "device": trainer.device,
         **times,
-        "generated_tokens_per_step": generated,
+        "generated_tokens_per_step": n_generated,
         "generated_tokens_per_step_at_most": second["trajectories"] * longest,
         "rollouts_per_step": second["trajectories"],
         "discarded_rollouts_per_step": second["discarded_rollouts"] - first["discarded_rollouts"],

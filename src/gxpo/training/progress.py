@@ -123,10 +123,10 @@ class Progress(Callback):
             self.console.print(run.problem, style="bold red")
         if run.best is not None:
             self.console.print(f"best checkpoint: {run.trainer.best} (gxpo export {run.path} DIR --best)")
-        if run.stopped is not None and run.trainer.finished:
+        if run.stopped is not None and run.trainer.is_finished:
             self.console.print(f"stopped early: {run.stopped}")
         self.console.print(f"run: {run.path}  report: {run.path}/report.html")
-        if not run.trainer.finished:
+        if not run.trainer.is_finished:
             reason = f" ({run.stopped})" if self.signal is None and run.stopped is not None else ""
             self.console.print(f"stopped at step {run.trainer.step_number}{reason}; go on with: gxpo resume {run.path}")
         if diagnosis:

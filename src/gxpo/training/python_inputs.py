@@ -11,7 +11,7 @@ from typing import Any
 
 from gxpo.base.errors import ConfigError
 from gxpo.environments.rewards.rubric import is_rubric
-from gxpo.environments.rewards.spec import weighted
+from gxpo.environments.rewards.spec import with_weights
 from gxpo.environments.tasks.in_memory import json_lines
 from gxpo.environments.tasks.rows import Columns
 from gxpo.environments.tasks.user_source import is_source
@@ -21,9 +21,9 @@ from gxpo.parts.definition import Stated
 from gxpo.parts.settings import RunSettings
 from gxpo.training import source_text
 from gxpo.training.checkpoint import write_atomic
-from gxpo.training.directory import GIVEN
+from gxpo.training.directory import PYTHON_INPUTS
 
-MODEL, TASKS, HELD_OUT, REWARDS, SOURCE = GIVEN
+MODEL, TASKS, HELD_OUT, REWARDS, SOURCE = PYTHON_INPUTS
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Objects:
     source: Any = None
     reward: Any = None
     _model: ModelObject | None = None
-    _kept: weakref.ref[Any] | None = None
+    _model_ref: weakref.ref[Any] | None = None
     _texts: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -49,7 +49,7 @@ class Objects:
         """Write the files into a run directory, each whole or not at all."""
         for name, text in self._texts.items():
             write_atomic(out / name, text)
-        model = self._model or (self._kept and self._kept())
+        model = self._model or (self._model_ref and self._model_ref())
         if model is not None:
             if (out / MODEL).exists():
                 shutil.rmtree(out / MODEL)
@@ -100,7 +100,7 @@ class Arguments:
         """The configuration: names as they are, objects by the files that they are going to be in."""
         keys: dict[str, Stated] = {}
         if self.model is not None:
-            keys["model"] = Stated(str(out / MODEL), self.model.described)
+            keys["model"] = Stated(str(out / MODEL), self.model.description)
             # The model's own dtype, or loading it would convert it.
             keys["learner.dtype"] = Stated(self.model.dtype, "the model's")
         elif self.model_name is not None:
@@ -121,9 +121,9 @@ class Arguments:
         """Collect the objects and the texts of their files; raises for rows that are no tasks."""
         columns, _ = Columns.among(settings.tasks.options)
         texts: dict[str, str] = {}
-        for name, what, rows in ((TASKS, "task", self.task), (HELD_OUT, "eval_task", self.eval_task)):
-            if rows is not None and not isinstance(rows, str) and not (what == "task" and self._is_source):
-                texts[name] = json_lines(rows, columns, what)
+        for name, label, rows in ((TASKS, "task", self.task), (HELD_OUT, "eval_task", self.eval_task)):
+            if rows is not None and not isinstance(rows, str) and not (label == "task" and self._is_source):
+                texts[name] = json_lines(rows, columns, label)
         if (text := self._rewards_text) is not None:
             texts[REWARDS] = text
         source = None
@@ -134,7 +134,7 @@ class Arguments:
                 source = self.task
         # Objects that a file can bring back are not held in memory.
         objects = Objects(source, None if self._names_suffice else self.reward, self.model, None, texts)
-        objects._kept = None if self.model is None else weakref.ref(self.model)
+        objects._model_ref = None if self.model is None else weakref.ref(self.model)
         return objects
 
     # ------------------------------------------------------------ tasks
@@ -159,7 +159,7 @@ class Arguments:
         """Rewards with their weights."""
         if self._one_reward:
             return {} if self.reward is None else {self.reward: 1.0}
-        return dict(self.reward) if isinstance(self.reward, Mapping) else weighted(self.reward)
+        return dict(self.reward) if isinstance(self.reward, Mapping) else with_weights(self.reward)
 
     @property
     def _has_objects(self) -> bool:
@@ -174,8 +174,8 @@ class Arguments:
     @property
     def _rewards_text(self) -> str | None:
         """Source of a module with the rewards that have no file; None without any, or if it can't be written."""
-        unnamed = [x for x in self._rewards if not isinstance(x, str) and source_text.file_name(x) is None]
-        return source_text.module_text(unnamed) if unnamed else None
+        local_objects = [x for x in self._rewards if not isinstance(x, str) and source_text.file_name(x) is None]
+        return source_text.module_text(local_objects) if local_objects else None
 
     def _reward_value(self, out: Path) -> Any:
         has_text = self._rewards_text is not None

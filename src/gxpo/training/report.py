@@ -83,9 +83,9 @@ def _names(config: str, directory: str) -> tuple[str, list[str]]:
 def summary(rows: Sequence[Row], evaluations: Sequence[Row]) -> list[tuple[str, str]]:
     """Closing figures of a run as rows of (label, value)."""
     out: list[tuple[str, str]] = [("steps", str(rows[-1]["step"]) if rows else "none yet")]
-    measured = [e for e in evaluations if e.get("eval_accuracy") is not None]
-    if measured:
-        first, last = measured[0], measured[-1]
+    measurements = [e for e in evaluations if e.get("eval_accuracy") is not None]
+    if measurements:
+        first, last = measurements[0], measurements[-1]
         out.append((f"held-out accuracy, step {first['step']}", _accuracy(first)))
         if last is not first:
             gain = last["eval_accuracy"] - first["eval_accuracy"]
@@ -133,14 +133,14 @@ def _duration(seconds: float) -> str:
 
 def curves(rows: Sequence[Row], evaluations: Sequence[Row], only: Collection[str] | None = None) -> list[Html]:
     """Draw the charts of a run (`only`: those with these titles), and a line that names those without values."""
-    plots, missing = [], []
+    plots, missing_titles = [], []
     for title, unit, share, plain_words, names in CHARTS:
         if only is not None and title not in only:
             continue
         source = evaluations if title == "Held-out accuracy" else rows
         series = {label: _points(source, name) for label, name in names.items()}
         if not any(series.values()):
-            missing.append(title)
+            missing_titles.append(title)
             continue
         series = {label: points for label, points in series.items() if points}
         if title == "Training reward" and series["reward"] == _points(rows, "success_rate"):
@@ -156,7 +156,8 @@ def curves(rows: Sequence[Row], evaluations: Sequence[Row], only: Collection[str
         plots.append((chart, paragraph(plain_words) + folded("definition", *map(paragraph, definitions))))
     if not plots:
         return [paragraph("No step has ended yet.")]
-    return [charts(plots), *([paragraph(f"Not measured: {', '.join(missing).lower()}.", soft=True)] if missing else [])]
+    note = [paragraph(f"Not measured: {', '.join(missing_titles).lower()}.", soft=True)] if missing_titles else []
+    return [charts(plots), *note]
 
 
 def _points(rows: Iterable[Row], name: str) -> list[Point]:
@@ -179,7 +180,7 @@ def samples(folder: Path) -> list[Html]:
 
 def rollout_table(path: Path) -> Html:
     """Table of the best and worst rollouts of a file."""
-    records, unread = [], 0
+    records, n_unread = [], 0
     for line in path.read_bytes().splitlines():
         try:
             # A killed run's last line may be cut.
@@ -189,9 +190,9 @@ def rollout_table(path: Path) -> Html:
         if isinstance(record, dict):
             records.append(record)
         else:
-            unread += 1
+            n_unread += 1
     examples = _best_and_worst(records)
-    note = f"; {unread} lines of {path.name} can't be read" if unread else ""
+    note = f"; {n_unread} lines of {path.name} can't be read" if n_unread else ""
     heading = (
         f"{path.stem.replace('-', ' ')}: best and worst rollout of {len({group_of(r) for r in examples})} groups{note}"
     )

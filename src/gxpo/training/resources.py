@@ -14,7 +14,7 @@ from torch import Tensor
 from gxpo.algorithms.signals import SignalTools
 from gxpo.base import runtime
 from gxpo.base.runtime import give_back
-from gxpo.environments.envs.checked import checked, from_fields
+from gxpo.environments.envs.checked import check_step, from_fields
 from gxpo.environments.rewards import RewardSet
 from gxpo.environments.tasks.epochs import FIRST_STEP, count_from
 from gxpo.environments.tasks.prompt_search import PromptSearch
@@ -92,8 +92,8 @@ def _with_choices(resolved: Resolved, policy: Policy, sizes: Sizes, notify: Noti
     for part in parts:
         if isinstance(part, (TorchLearner, TorchEngine)):
             part.use(choices)
-    listed = ", ".join(f"{p}: {x}" for p, (_, x) in lines.items())
-    notify(f"kernels, measured once{f' ({path})' if path else ''} and fixed in config.yaml: {listed}")
+    text = ", ".join(f"{p}: {x}" for p, (_, x) in lines.items())
+    notify(f"kernels, measured once{f' ({path})' if path else ''} and fixed in config.yaml: {text}")
     # Products have keys of their own.
     values: dict[str, Any] = {key: choices.pop(purpose) for purpose, key in KEYS.items() if purpose in choices}
     return _with_values(resolved, values | ({CHOICES: s.learner.choices | choices} if choices else {}))
@@ -169,20 +169,20 @@ class SharedEnvs:
     def _in_first_process(self, act: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         answers: dict[str, Any] = {}
         if runtime.rank() == 0:
-            answers = {name: _packed(answer) for name, answer in act().items()}
-        gathered = json.loads(runtime.gather(json.dumps(answers).encode())[0])
-        return {name: _unpacked(*answer) for name, answer in gathered.items()}
+            answers = {name: _pack(answer) for name, answer in act().items()}
+        answer_by_name = json.loads(runtime.gather(json.dumps(answers).encode())[0])
+        return {name: _unpack(*answer) for name, answer in answer_by_name.items()}
 
 
-def _packed(answer: Any) -> tuple[str, Any]:
+def _pack(answer: Any) -> tuple[str, Any]:
     if isinstance(answer, TimeStep):
-        return "TimeStep", checked(answer)
+        return "TimeStep", check_step(answer)
     if isinstance(answer, EnvFailure):
         return "EnvFailure", asdict(answer)
     return "plain", answer
 
 
-def _unpacked(kind: str, value: Any) -> Any:
+def _unpack(kind: str, value: Any) -> Any:
     if kind == "plain":
         return value
     return EnvFailure(**value) if kind == "EnvFailure" else from_fields(value)
@@ -211,7 +211,7 @@ class Resources:
         self._exit_stack.close()
 
     @property
-    def now(self) -> Resolved:
+    def current(self) -> Resolved:
         """The configuration of the run, or of its current phase."""
         return self.resolved if self.tracker is None else self.resolved.phases[self.tracker.number]
 
@@ -229,12 +229,12 @@ class Resources:
         measure    whether what `auto` means has to be found out
         reference  parameters of its reference policy where that is `previous`; None: those that it begins with
         """
-        now = self.now
-        s, method = now.settings, self._with_rollout_folder(now.method)
+        current = self.current
+        s, method = current.settings, self._with_rollout_folder(current.method)
         # From cheap to dear: what the settings alone contradict, then the tasks, then rewards, and the model last.
         preflight.check_settings(s, method)
         self.sampling = setup.sampling_of(s)
-        reward, source = self._objects(now)
+        reward, source = self._objects(current)
         self.world = setup.world_of(s, source)
         with ExitStack() as exit_stack:
             exit_stack.callback(self.world.close)
@@ -252,14 +252,14 @@ class Resources:
             )
             exit_stack.callback(self.rewards.close)
             # The policy, and the parameters that it begins with: its own, another run's, or the phase before's.
-            policy = setup.policy_of(now, self._notify)
+            policy = setup.policy_of(current, self._notify)
             exit_stack.callback(getattr(policy.engine, "close", lambda: None))
             setup.record_likeliest(policy.engine, method)
             if keep:
                 load_learner(policy.learner, Path(str(start)))
             elif start is not None:
                 start_from(policy.learner, start)
-            previous = now.phase is not None and now.phase.reference == "previous"
+            previous = current.phase is not None and current.phase.reference == "previous"
             if previous and not isinstance(policy.learner, RemoteLearner):
                 policy.learner.refer(policy.learner.snapshot() if reference is None else reference)
             self.tokenizer, self.learner, self.engine = policy.tokenizer, policy.learner, policy.engine
@@ -279,11 +279,11 @@ class Resources:
             # From here on `close` ends them; until here a failure does.
             self._exit_stack = exit_stack.pop_all()
         # Settings and method come after the measurements, which may have replaced `auto` in them.
-        self.settings = s = self.now.settings
+        self.settings = s = self.current.settings
         envs = self.world.envs
         self.envs = envs if envs is None or runtime.world() == 1 else SharedEnvs(envs)
         longest = s.sampling.max_new_tokens * max(self.episode.max_turns, getattr(method.rollout, "max_turns", 1))
-        self.method = method.fill(horizon=float(longest), max_length=longest, total_steps=now.steps)
+        self.method = method.fill(horizon=float(longest), max_length=longest, total_steps=current.steps)
         # What signal parts are lent in every step; a step adds what is its own, `bind` the frozen models.
         self.signal_tools = SignalTools(
             self.learner,
@@ -307,7 +307,7 @@ class Resources:
     def _fit_prompts(self, s: RunSettings, method: Method, policy: setup.Policy) -> None:
         """Refuse or leave out tasks whose prompts are too long (`tasks.too_long`), before the first step."""
         whole_source = self.source
-        self.source, lines = setup.fitted(s, method, whole_source, policy, refuses=self._refuses_long_prompts)
+        self.source, lines = setup.fit_source(s, method, whole_source, policy, refuses=self._refuses_long_prompts)
         for line in lines:
             self._notify(line)
         if lines and self.sampled_tasks is not None and self.source is whole_source:  # its tasks are others now
@@ -355,12 +355,12 @@ class Resources:
                 reference = parameters_of(run, self.tracker.start_step)
         self.set_up(None, measure=False, reference=reference)
 
-    def next_phase(self, tracker: PhaseTracker, step: int, spent: float, path: Path) -> None:
+    def next_phase(self, tracker: PhaseTracker, step: int, budget_share: float, path: Path) -> None:
         """Begin the next phase from the checkpoint of the last step of this one.
 
-        spent  share of the run's budget
+        budget_share  share of the run's budget
         """
-        before, updates = self.now, self.learner.optimiser.steps
+        before, updates = self.current, self.learner.optimiser.steps
         source, rewards, counts = self.source.state_dict(), self.rewards.state_dict(), dict(self.rewards.counts)
         self.directory = path.parents[1]
         if (
@@ -373,14 +373,14 @@ class Resources:
         self._exit_stack.close()
         del self.learner, self.engine, self.method, self.signal_tools
         give_back()
-        tracker.enter(step, spent, updates)
+        tracker.enter(step, budget_share, updates)
         start = self.settings.init_from if tracker.phase.weights == "reset" else path
         self.set_up(start, measure=False, keep=tracker.phase.optimiser == "keep")
         self.rewards.counts.update(counts)
         # Counts are the run's; a memory is of use only to the same rewards or tasks.
-        if _reward_settings(before) == _reward_settings(self.now):
+        if _reward_settings(before) == _reward_settings(self.current):
             self.rewards.load_state_dict(rewards)
-        if _task_settings(before) == _task_settings(self.now):
+        if _task_settings(before) == _task_settings(self.current):
             self.source.load_state_dict(source)
 
 

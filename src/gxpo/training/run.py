@@ -131,7 +131,7 @@ class Run:
         if len(getattr(self.resolved.method.rollout, "policies", None) or [0]) > 1:
             raise ConfigError(f"{self.path} trained several policies: run.save_pretrained(DIR) writes them all")
         parameters = {k: x for k, x in self._parameters.items() if not k.startswith(VALUE_HEAD)}
-        return export.trained(self.resolved.settings, parameters)
+        return export.load_trained(self.resolved.settings, parameters)
 
     @property
     def model(self) -> Any:

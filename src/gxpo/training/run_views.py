@@ -57,7 +57,7 @@ def samples(run: Path) -> list[dict[str, Any]]:
                     "group": record.get("group"),
                     "prompt": prompt_of(record),
                     # Whole texts, not shortened as in the report.
-                    "completion": completion_of(record, cut=""),
+                    "completion": completion_of(record, ending=""),
                     "answer": info.get("answer"),
                     "reward": record.get("reward"),
                     **{f"reward_{name}": x for name, x in (record.get("rewards") or {}).items()},

@@ -80,12 +80,12 @@ class EpisodeFile:
         if os.pread(self._file, 1, size - 1) != b"\n":
             os.write(self._file, b"\n")
 
-    def name(self, preferred: str) -> str:
+    def name(self, base: str) -> str:
         """An id that is not in the file: `wanted`, else wanted#1, wanted#2, ..."""
-        name, n = preferred, 0
+        name, n = base, 0
         while name in self.names:
             n += 1
-            name = f"{preferred}#{n}"
+            name = f"{base}#{n}"
         self.names.add(name)
         return name
 
@@ -141,9 +141,9 @@ Notify = Callable[[str], None]
 
 
 @contextmanager
-def stages_of(what: str, sets: list[str], notify: Notify) -> Iterator[Stages]:
+def stages_of(source: str, sets: list[str], notify: Notify) -> Iterator[Stages]:
     """Load the stages of a configuration file, a run directory's newest checkpoint, or a model by its name."""
-    path, settings = Path(what), config.parse_set(sets)
+    path, settings = Path(source), config.parse_set(sets)
     run = path.is_dir() and (path / CONFIG).is_file()
     if run:
         keys, _ = read_verified_config(path)
@@ -151,15 +151,15 @@ def stages_of(what: str, sets: list[str], notify: Notify) -> Iterator[Stages]:
     elif path.suffix in (".yaml", ".yml"):
         resolved = config.resolve(config.over(config.read(path), settings))
     else:
-        resolved = config.resolve(config.over({"model": config.Stated(what, "argument")}, settings))
-    stages = _Loaded(resolved, path if run else None, notify)
+        resolved = config.resolve(config.over({"model": config.Stated(source, "argument")}, settings))
+    stages = _RestoredStages(resolved, path if run else None, notify)
     try:
         yield stages
     finally:
         stages.close()
 
 
-class _Loaded(Stages):
+class _RestoredStages(Stages):
     """Stages that are loaded and take no step."""
 
     def __init__(self, resolved: Resolved, run: Path | None, notify: Notify) -> None:
@@ -197,7 +197,7 @@ def serve(
     port: int,
     temperature: float | None,
     out: Path | None,
-    ready: Callable[[str], None],
+    on_ready: Callable[[str], None],
     notify: Notify = lambda line: None,
     hosts: Sequence[str] = (),
     seconds: float | None = None,
@@ -213,7 +213,7 @@ def serve(
     """
     rollout = stages.method.rollout
     hosts = (*hosts, *(rollout.allowed_hosts if isinstance(rollout, AgentEpisodes) else ()))
-    allowed = host_names(hosts, "--allow-host")
+    allowed_hosts = host_names(hosts, "--allow-host")
     session = _session(stages, temperature)
     recorder = _EpisodeRecorder(session, stages, None if out is None else EpisodeFile(out), notify)
     queue = CallQueue(patience=0.0, most_calls=1 << 30, newcomer=recorder.new_attempt)
@@ -221,9 +221,9 @@ def serve(
     until = math.inf if seconds is None else time.monotonic() + seconds
     with ServerInterrupts(notify) as interrupts:
         try:
-            server = Server(queue, session.decode, port, hosts=allowed)
+            server = Server(queue, session.decode, port, hosts=allowed_hosts)
             try:
-                ready(server.base_url)
+                on_ready(server.base_url)
                 while not interrupts.is_due and time.monotonic() < until:
                     calls = queue.take(min(until, time.monotonic() + 0.5))
                     with interrupts.abortable():
@@ -249,7 +249,7 @@ def _answer(queue: CallQueue, calls: Sequence[Call], session: Session, notify: N
         notify(f"{len(calls)} calls are not answered: {message}")
         for call in calls:
             if not call.answer.done():
-                queue.answered(call)
+                queue.count_answer(call)
                 call.resolve(Refused(message, status=503))
 
 
@@ -277,9 +277,9 @@ class _EpisodeRecorder:
         history = History(session.chat, self.stages.tokenizer, session.system, session.episode.max_context)
         return Attempt(key, total, f"{key}/{number}", StreamKey(session.seed, 0, key, number), history)
 
-    def write(self, ended: Sequence[Attempt]) -> None:
+    def write(self, attempts: Sequence[Attempt]) -> None:
         """Append the episodes to the file, if there is one, and forget them."""
-        for attempt in ended:
+        for attempt in attempts:
             turns = attempt.history.turns()
             # The cache of an episode is of no use once it has ended.
             self.session.release([f"{attempt.name}/{thread.number}" for thread in attempt.history.threads])
@@ -296,16 +296,16 @@ class _EpisodeRecorder:
             with suppress(InvalidStateError):
                 attempt.record_future.set_result(None)
 
-    def close(self, ended: Sequence[Attempt]) -> None:
+    def close(self, attempts: Sequence[Attempt]) -> None:
         """Write the episodes that end with the server; RecordError if that fails."""
-        self.write(ended)
+        self.write(attempts)
         if self.file is not None:
             self.file.close()
 
 
 def _record(attempt: Attempt, turns: Sequence[dict[str, Any]], name: str, session: Session) -> dict[str, Any]:
     """Build the record of an episode, with the posted reward as its outcome."""
-    outcome = outcome_of(attempt.posted)
+    outcome = outcome_of(attempt.outcome_body)
     first, *rest = turns
     columns = {"reward": outcome.reward, "success": outcome.success, "rewards": dict(outcome.rewards)}
     info = {**outcome.info, **({} if outcome.answer is None else {"answer": outcome.answer})}

@@ -46,12 +46,12 @@ from gxpo.parts.protocols import (
     TokenOptions,
 )
 from gxpo.sampling.engines.torch import TorchEngine
-from gxpo.sampling.rollouts.wording import reworded
+from gxpo.sampling.rollouts.wording import reword
 from gxpo.training.completion_bytes import pack, unpack
 
 
 class Session:
-    """What a rollout part may use in one step: tasks, sampling, environments, scoring, tokenising.
+    """Services of one step for rollout parts: tasks, sampling, environments, scoring, tokenising.
 
     Implements `gxpo.parts.protocols.Session`.
 
@@ -110,16 +110,16 @@ class Session:
         return self._tasks
 
     @property
-    def weighed(self) -> tuple[str, ...]:
+    def weighted_names(self) -> tuple[str, ...]:
         """The components of the outcome that have a weight by their own name."""
-        return getattr(self.rewards, "weighed", ())
+        return getattr(self.rewards, "weighted_names", ())
 
     def know(self, tasks: Sequence[Task]) -> None:
         """Remember tasks, so that rollouts of them can be scored."""
         self._tasks |= {t.id: t for t in tasks}
 
     def solution(self, task: Task) -> str | None:
-        """A worked solution: the task's own `info["solution"]`, or what its source can write; None without."""
+        """Worked solution: the task's own `info["solution"]`, or one that its source writes; None without."""
         return solution_of(self.source, task)
 
     def answers(self, forest: Forest) -> list[str | None]:
@@ -168,11 +168,11 @@ class Session:
             raise TaskError(f"task {task.id!r}: {error}") from error
 
     def reword(self, task: str, template: str, fields: Mapping[str, str]) -> tuple[int, ...] | None:
-        """Token ids of this step's task under another template (`wording.reworded`); None where that can't be done: an
+        """Token ids of this step's task under another template (`wording.reword`); None where that can't be done: an
         episode, an unknown task, a prompt that is neither a text nor a chat with a text of the user's."""
         original = None if self.envs is not None else self._tasks.get(task)
         try:
-            return None if original is None else self.encode(reworded(original, template, **fields))
+            return None if original is None else self.encode(reword(original, template, **fields))
         except TaskError:
             return None
 
@@ -206,7 +206,9 @@ class Session:
         # An engine keeps an episode's cache between turns, which is of use only in the process of its next turn:
         # requests that keep one go by its name, the others in turn.
         rank_of = [zlib.crc32(r.keep[0].encode()) % world if r.keep else i % world for i, r in enumerate(requests)]
-        share = self._sampled([r for r, owner in zip(requests, rank_of, strict=True) if owner == rank], sampling)
+        share = self._sample_requests(
+            [r for r, owner in zip(requests, rank_of, strict=True) if owner == rank], sampling
+        )
         if world == 1:
             completions = share
         else:
@@ -228,11 +230,11 @@ class Session:
         cast("Any", self.engine).check_options(options, self.sampling)
 
     def release(self, names: Sequence[str]) -> None:
-        """Let the engine forget what it kept under these names."""
+        """Release the engine's caches under these names."""
         for engine in (self.engine, *self.players.values()):
             engine.release(names)
 
-    def _sampled(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+    def _sample_requests(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """Sample each request with the engine that has the weights of its policy."""
         if not any(request.policy in self.players for request in requests):
             return self.engine.sample(requests, sampling)
@@ -249,8 +251,8 @@ class Session:
         with naming("rollout", rollout, name=show):
             forest = rollout.grow(tasks, self)
         if not isinstance(forest, Forest):
-            what = f"rollout {show(rollout)}{place_of(rollout)}"
-            raise GxpoError(f"{what} gave {type(forest).__name__}; grow and merge have to give a Forest")
+            label = f"rollout {show(rollout)}{place_of(rollout)}"
+            raise GxpoError(f"{label} gave {type(forest).__name__}; grow and merge have to give a Forest")
         return forest
 
     def segment(self, forest: Forest) -> Forest:
@@ -289,8 +291,8 @@ class Session:
         rows = needs_score_R.nonzero().squeeze(1)
         subset = forest.select(rows)
         row_texts: list[str] = self.texts(subset) if texts is None else [texts[int(r)] for r in rows]
-        scored = self._judge(subset, row_texts)
-        return scored if len(rows) == forest.n_trajectories else with_scores(forest, rows, scored)
+        scored_forest = self._judge(subset, row_texts)
+        return scored_forest if len(rows) == forest.n_trajectories else with_scores(forest, rows, scored_forest)
 
     def _judge(self, forest: Forest, texts: Sequence[str]) -> Forest:
         """Score all trajectories, in the first process for all."""
@@ -302,17 +304,17 @@ class Session:
                     f"a rollout of task {unknown[0]!r} can't be scored: this step has not drawn it; tell the session "
                     "of further tasks, session.know(tasks)"
                 )
-            scored = self.rewards.score(forest, texts, [self._tasks[t] for t in forest.task])
+            scored_forest = self.rewards.score(forest, texts, [self._tasks[t] for t in forest.task])
             # An attempt that broke off for a reason that is not the policy's must not count as a failure of the policy.
             has_failed_R = torch.tensor(["failure" in info for info in forest.info], dtype=torch.bool)
-            scored = scored.replace(outcome=scored.outcome.masked_fill(has_failed_R, torch.nan))
+            scored_forest = scored_forest.replace(outcome=scored_forest.outcome.masked_fill(has_failed_R, torch.nan))
             if runtime.world() == 1:
-                return scored
+                return scored_forest
             payload = {
-                "names": scored.component_names,
-                "outcome": scored.outcome.tolist(),
-                "components": scored.components.tolist(),
-                "success": scored.success.tolist(),
+                "names": scored_forest.component_names,
+                "outcome": scored_forest.outcome.tolist(),
+                "components": scored_forest.components.tolist(),
+                "success": scored_forest.success.tolist(),
             }
         # JSON writes floats exactly, so the other processes have the same bits.
         payload = json.loads(runtime.gather(json.dumps(payload).encode())[0])
@@ -428,38 +430,38 @@ class StepScores:
             return forest
         index, scores = torch.tensor(list(score_by_row)), list(score_by_row.values())
         names = dict.fromkeys(name for score in scores for name in score.after.components)
-        scored = forest.select(index).with_rewards(
+        scored_forest = forest.select(index).with_rewards(
             _column([score.outcome for score in scores]),
             components={n: _column([score.after.components.get(n) for score in scores]) for n in names},
             success=_column([score.after.success for score in scores]),
         )
-        return with_scores(forest, index, scored)
+        return with_scores(forest, index, scored_forest)
 
-    def note(self, before: Forest, after: Forest, judged: Tensor) -> None:
-        """Remember all trajectories; `judged` [R] bool are those that have got their scores now."""
+    def note(self, before: Forest, after: Forest, is_judged_R: Tensor) -> None:
+        """Remember all trajectories; `is_judged_R` [R] bool are those that have got their scores now."""
         for name in after.id:
             self._score_by_id.setdefault(name, None)
-        if not bool(judged.any()):
+        if not bool(is_judged_R.any()):
             return
-        rows, outcome = judged.nonzero().squeeze(1).tolist(), after.outcome.tolist()
+        rows, outcome = is_judged_R.nonzero().squeeze(1).tolist(), after.outcome.tolist()
         verdicts_before, verdicts_after = _verdicts(before), _verdicts(after)
         for r, content in zip(rows, _contents(before, rows), strict=True):
             self._score_by_id[after.id[r]] = Score(content, outcome[r], verdicts_before[r], verdicts_after[r])
 
 
-def with_scores(forest: Forest, rows: Tensor, scored: Forest) -> Forest:
-    """Put the scores of `scored` into these rows of the forest; a component that a row does not have is nan there."""
+def with_scores(forest: Forest, rows: Tensor, scored_forest: Forest) -> Forest:
+    """Put the scores of `scored_forest` into these rows; a component that a row does not have is nan there."""
     columns = {}
-    for name in dict.fromkeys((*forest.component_names, *scored.component_names)):
+    for name in dict.fromkeys((*forest.component_names, *scored_forest.component_names)):
         columns[name] = torch.full((forest.n_trajectories,), torch.nan, dtype=torch.float64)
         if name in forest.component_names:
             columns[name] = forest.components[:, forest.component_names.index(name)].clone()
-        if name in scored.component_names:
-            columns[name][rows] = scored.components[:, scored.component_names.index(name)]
+        if name in scored_forest.component_names:
+            columns[name][rows] = scored_forest.components[:, scored_forest.component_names.index(name)]
     return forest.with_rewards(
-        forest.outcome.index_copy(0, rows, scored.outcome),
+        forest.outcome.index_copy(0, rows, scored_forest.outcome),
         components=columns,
-        success=forest.success.index_copy(0, rows, scored.success),
+        success=forest.success.index_copy(0, rows, scored_forest.success),
     )
 
 

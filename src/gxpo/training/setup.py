@@ -16,7 +16,7 @@ from gxpo.environments import worlds
 from gxpo.environments.envs.corrupted import Corruption
 from gxpo.environments.mcp.settings import servers_of
 from gxpo.environments.tasks.prompt_search import PromptSearch
-from gxpo.environments.tasks.sampled import SampledTasks, sampled
+from gxpo.environments.tasks.sampled import SampledTasks, sample_by_rates
 from gxpo.environments.worlds import World
 from gxpo.learning.base import steps_of
 from gxpo.learning.flow import FlowLearner
@@ -79,7 +79,7 @@ def engine_of(
     )
     choice = choose(engine_name, run, python=s.sampling.engine_python, servers=s.sampling.servers)
     if engine_name == "auto" and not is_builtin_model(s.model):
-        notify(f"sampling with {choice.engine}: {choice.why}")
+        notify(f"sampling with {choice.engine}: {choice.reason}")
     # Engines outside of this process sample one policy, the first; the engine here samples all of them.
     (policy, *_) = learner.policies
     if choice.engine == "openai":
@@ -184,7 +184,7 @@ def world_of(s: RunSettings, source: Any = None) -> World:
         workers=s.env.workers,
         timeout=s.env.timeout,
         concurrency=s.env.concurrency,
-        given=source,
+        source_object=source,
         corruption=Corruption(s.env.corrupt, s.env.corrupt_by) if s.env.corrupt else None,
         mcp=servers_of(s.env.mcp, s.env.mcp_timeout, s.env.mcp_chars),
         max_turns=s.env.max_turns,
@@ -199,7 +199,7 @@ def sampled_of(s: RunSettings, sampler: Any, world: World) -> SampledTasks:
         return worlds.make(s.task, seed=s.seed, options=options, per_step=s.tasks.per_step).source
 
     has_listed_tasks = world.envs is None or getattr(world.envs, "of_tasks", False)
-    return sampled(world.source, sampler, s.seed, s.task, at_level if has_listed_tasks else None)
+    return sample_by_rates(world.source, sampler, s.seed, s.task, at_level if has_listed_tasks else None)
 
 
 def prompt_search_of(s: RunSettings, source: TaskSource, world: World) -> PromptSearch | None:
@@ -283,10 +283,10 @@ def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
         notify(unread)
     _check_tower(s, loaded.model)
     chat_format = _chat(s, loaded.tokenizer, loaded.model)
-    sharded: dict[str, Any] = {"sampled": s.sampling.engine != "openai"} if s.cluster.backend == "fsdp" else {}
-    learner = (ShardedLearner if sharded else TorchLearner)(
+    shard_options: dict[str, Any] = {"is_sampled": s.sampling.engine != "openai"} if s.cluster.backend == "fsdp" else {}
+    learner = (ShardedLearner if shard_options else TorchLearner)(
         loaded.model,
-        **sharded,
+        **shard_options,
         **_learning(resolved, device),
         images_per_microbatch=s.learner.images_per_microbatch,
         layout="packed" if s.learner.layout == "auto" else "flat",
@@ -438,7 +438,7 @@ def _learning(resolved: Resolved, device: str) -> dict[str, Any]:
     }
 
 
-def fitted(s: RunSettings, method: Method, source: Any, policy: Policy, *, refuses: bool) -> tuple[Any, list[str]]:
+def fit_source(s: RunSettings, method: Method, source: Any, policy: Policy, *, refuses: bool) -> tuple[Any, list[str]]:
     """The source with tasks whose prompts leave room for an answer (`tasks.too_long`), and lines that say what changed.
 
     refuses  whether one that is too long raises TaskError under tasks.too_long=error, or is only told

@@ -31,8 +31,8 @@ def file_name(value: Any) -> str | None:
         return None
     if not isinstance(value, (types.FunctionType, type)) or getattr(module, name, None) is not value:
         return None
-    packaged = "." in module.__name__ or hasattr(module, "__path__") or str(path).startswith(_INSTALLED)
-    return None if packaged else f"{path}:{name}"
+    is_packaged = "." in module.__name__ or hasattr(module, "__path__") or str(path).startswith(_INSTALLED)
+    return None if is_packaged else f"{path}:{name}"
 
 
 def module_text(values: Iterable[Any]) -> str | None:
@@ -140,7 +140,7 @@ def _names_read(tree: ast.AST) -> list[str]:
     """Names that a definition reads, without annotations and names that it binds itself."""
     bound = {x.arg for x in ast.walk(tree) if isinstance(x, ast.arg)}
     bound |= {x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and not isinstance(x.ctx, ast.Load)}
-    shared = {n for x in ast.walk(tree) if isinstance(x, (ast.Global, ast.Nonlocal)) for n in x.names}
+    outer_names = {n for x in ast.walk(tree) if isinstance(x, (ast.Global, ast.Nonlocal)) for n in x.names}
     notes: set[int] = set()
     for x in ast.walk(tree):
         for part in (getattr(x, "annotation", None), getattr(x, "returns", None)):
@@ -148,4 +148,4 @@ def _names_read(tree: ast.AST) -> list[str]:
     names_read = (
         x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load) and id(x) not in notes
     )
-    return [name for name in dict.fromkeys(names_read) if name not in bound - shared] + sorted(shared)
+    return [name for name in dict.fromkeys(names_read) if name not in bound - outer_names] + sorted(outer_names)

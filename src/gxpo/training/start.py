@@ -32,8 +32,8 @@ def read_verified_config(run: Path, *, allow_changed_data: bool = True) -> tuple
     state = checkpoint.newest_state(run)
     refuse_other_config(run, text, state)
     if not allow_changed_data:
-        recorded = {k: v for k, v in state.get("inputs", {}).items() if not k.startswith("dataset:")}
-        inputs.refuse_changes(run, recorded, {k: inputs.of_file(k, run) for k in recorded})
+        digests = {k: v for k, v in state.get("inputs", {}).items() if not k.startswith("dataset:")}
+        inputs.refuse_changes(run, digests, {k: inputs.of_file(k, run) for k in digests})
     return keys, text
 
 
@@ -44,8 +44,8 @@ def config_sums(text: str, before: str | None = None) -> list[int]:
 
 def refuse_other_config(run: Path, text: str, state: Mapping[str, Any]) -> None:
     """`CheckpointError` unless `text`, the run's config.yaml, is one that the checkpoint of this state belongs to."""
-    recorded = state["config"]
-    if zlib.crc32(text.encode()) not in (recorded if isinstance(recorded, list) else [recorded]):
+    recorded_crc = state["config"]
+    if zlib.crc32(text.encode()) not in (recorded_crc if isinstance(recorded_crc, list) else [recorded_crc]):
         raise CheckpointError(
             f"{run}/{CONFIG} is not the configuration of its checkpoint: restore it, or start another run with "
             "`gxpo train`"
@@ -119,13 +119,13 @@ def start_from(learner: Any, path: str | Path) -> None:
         ) from error
 
 
-def inherited(run: Path, settings: Mapping[str, Stated], *, composed: bool = False) -> dict[str, Stated]:
+def inherit_keys(run: Path, settings: Mapping[str, Stated], *, is_composed: bool = False) -> dict[str, Stated]:
     """Merge the keys of another run's config.yaml below the given ones; their origins are RUN/config.yaml:LINE.
 
     A key that nobody had stated there (a default, or a value that a method brought: its origin is noted behind the
     line) is not taken where what it depends on is given anew: all such keys under another `method` or `compat`, and a
     part's parameters under another part. One that somebody had stated is taken where it can be, and else left out with
-    a warning. `composed`: the method is given as an object, so none of its keys is taken.
+    a warning. `is_composed`: the method is given as an object, so none of its keys is taken.
     """
     path = run / CONFIG
     keys, lines = config.read(path), path.read_text(encoding="utf-8").splitlines()
@@ -141,7 +141,7 @@ def inherited(run: Path, settings: Mapping[str, Stated], *, composed: bool = Fal
         is_default = origin in methods
         is_replaced = is_other_method or any(key.startswith(f"{k}.") for k in settings)
         of_method = key in ("method", "compat") or (key not in RUN_KEYS and stage_of(key) is not None)
-        if key in OWN or key.split(".")[0] == "versions" or (is_default and is_replaced) or (composed and of_method):
+        if key in OWN or key.split(".")[0] == "versions" or (is_default and is_replaced) or (is_composed and of_method):
             continue
         # A stated key of a part that the new method lacks is left out with a warning.
         origin_note = f"{setting.origin} ({origin})" if is_default else setting.origin

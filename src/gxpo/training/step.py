@@ -87,7 +87,7 @@ class Stages(Resources):
         server_counts_before = self._server_counts()
 
         # Settings that follow a schedule take this step's values before any part reads them.
-        scheduled = method.at(step)
+        coefficients = method.at(step)
 
         # 1. Tasks -> rollouts -> rewards. The rollout part draws tasks, samples and scores through a session; all
         #    rollouts of the step are one forest. The method's own rewards come on top of the task's.
@@ -122,13 +122,13 @@ class Stages(Resources):
 
         # 5. Count, and warn once of a run that can't learn.
         self._count_updates(bound, lr)
-        spent = {name: count - counts_before[name] for name, count in self._counts().items()}
-        self.budget.judge_tokens += spent["judged"]
+        counts = {name: count - counts_before[name] for name, count in self._counts().items()}
+        self.budget.judge_tokens += counts["judged"]
         # A group has signal where its advantages are not 0; an objective that reads none has its active tokens instead.
         signal_P = advantage_P
         if not method.reads_credit:
             signal_P = method.active(forest_in_context, advantage_P, weight_P).double()
-        figures = {"step": step, **self._figures(forest, signal_P, bound, spent, model_figures)}
+        figures = {"step": step, **self._figures(forest, signal_P, bound, counts, model_figures)}
         self.progress_counts.add(figures)
         self._check_progress()
 
@@ -136,11 +136,11 @@ class Stages(Resources):
         row = {
             **figures,
             **method.adjust(figures),
-            **scheduled,
+            **coefficients,
             "lr": lr,
-            **self._totals(spent),
+            **self._totals(counts),
             **learner.checksum(),
-            **clock.figures(spent["generated"], figures["tokens_forward"]),
+            **clock.figures(counts["generated"], figures["tokens_forward"]),
             **{name: x - server_counts_before[name] for name, x in self._server_counts().items()},
             "memory_peak_mb": peak_megabytes(),
         }
@@ -271,8 +271,8 @@ class Stages(Resources):
         """Return how much was sampled, read by the sampler, judged and left unscored since the run began."""
         sampler = self.engine if self.pipeline is None else self.pipeline.totals
         tokens = {"prefilled": sampler.prefilled_tokens, "reused": sampler.reused_tokens}
-        judged = meter.tokens if self.pipeline is None else self.pipeline.totals.judge_tokens
-        return {**self.unscored, **tokens, "generated": self.budget.generated_tokens, "judged": judged}
+        n_judged = meter.tokens if self.pipeline is None else self.pipeline.totals.judge_tokens
+        return {**self.unscored_counts, **tokens, "generated": self.budget.generated_tokens, "judged": n_judged}
 
     def _server_counts(self) -> dict[str, float]:
         """Return the counts of servers since they started: those that sample, and those of tools."""
@@ -281,7 +281,7 @@ class Stages(Resources):
         return {**server_figures(self.engine), **tool_seconds}
 
     @property
-    def unscored(self) -> dict[str, int]:
+    def unscored_counts(self) -> dict[str, int]:
         """Number of rollouts that could not be scored so far, by kind of failure."""
         counts = dict(self.rewards.counts)
         if self.pipeline is None:
@@ -308,12 +308,14 @@ class Stages(Resources):
             )
         # Low-precision weights round small steps away, while the optimiser's float32 copies gather them: it shows in
         # the first optimiser steps of a run, which are the only ones looked at.
-        moved = [i.moved for i in infos if i.moved is not None] if self.learner.optimiser.copies else []
-        if moved and self.learner.optimiser.steps == len(moved) and max(moved) < MIN_WEIGHTS_MOVED:
+        moved_shares = (
+            [i.moved_share for i in infos if i.moved_share is not None] if self.learner.optimiser.copies else []
+        )
+        if moved_shares and self.learner.optimiser.steps == len(moved_shares) and max(moved_shares) < MIN_WEIGHTS_MOVED:
             warnings.warn(
-                f"optim.lr={lr:.3g} changes {max(moved):.1%} of the {self.settings.learner.dtype} weights a step: the "
-                "rest gathers in float32 copies until it shows, and the policy lags behind; raise optim.lr, or set "
-                "learner.dtype=float32",
+                f"optim.lr={lr:.3g} changes {max(moved_shares):.1%} of the {self.settings.learner.dtype} weights "
+                "a step: the rest gathers in float32 copies until it shows, and the policy lags behind; raise "
+                "optim.lr, or set learner.dtype=float32",
                 stacklevel=3,
             )
 
@@ -337,7 +339,7 @@ class Stages(Resources):
         forest: Forest,
         signal_P: Tensor,
         bound: BoundLearner,
-        spent: dict[str, int],
+        counts: dict[str, int],
         model_figures: dict[str, float],
     ) -> dict[str, Any]:
         """Collect the figures of rollouts and updates. `signal_P`: not 0 where the objective can learn from a token."""
@@ -348,13 +350,13 @@ class Stages(Resources):
             **source_figures(forest, self.step_number - 1),
             **({} if sampled_tasks is None else sampled_tasks.figures()),
             **({} if self.prompt_search is None else self.prompt_search.figures()),
-            **{f"scoring_{kind}": spent[kind] for kind in self.unscored},
+            **{f"scoring_{kind}": counts[kind] for kind in self.unscored_counts},
             **update_figures(bound.infos, bound.metrics, (bound.sampler_gap, bound.sampler_gap_mean)),
             **model_figures,
             **({} if pipeline is None else {**pipeline.figures, "mismatch_kl": bound.mismatch_kl}),
         }
 
-    def _totals(self, spent: dict[str, int]) -> dict[str, Any]:
+    def _totals(self, counts: dict[str, int]) -> dict[str, Any]:
         """Return skipped steps, tokens and cost: since the run began, and (prefilled, reused) of this step."""
         prices = self.settings.logging.prices
         return {
@@ -364,6 +366,6 @@ class Stages(Resources):
             "judge_tokens": self.budget.judge_tokens,
             **({"cost": self.budget.cost(prices)} if prices else {}),
             "discarded_rollouts": self.budget.discarded,
-            "prefilled_tokens": spent["prefilled"],
-            "reused_tokens": spent["reused"],
+            "prefilled_tokens": counts["prefilled"],
+            "reused_tokens": counts["reused"],
         }

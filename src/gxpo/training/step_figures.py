@@ -1,4 +1,4 @@
-"""Figures of one training step for metrics.jsonl: of its rollouts, episodes and updates, and what they add up to.
+"""Figures of one training step for metrics.jsonl: of its rollouts, episodes and updates, and their totals.
 
 `metrics.py` says what each figure means. A figure is None where there is nothing to take it over.
 """
@@ -215,8 +215,8 @@ def agent_figures(forest: Forest) -> dict[str, Any]:
 
 def agent_failures(forest: Forest) -> dict[str, str]:
     """First message of each way in which an agent's episode failed, by the name of its metric."""
-    failed = [info for info in forest.info if "agent" in info and "failure" in info]
-    return {f"agent_{info['agent']['end']}": info["failure"] for info in reversed(failed)}
+    failures = [info for info in forest.info if "agent" in info and "failure" in info]
+    return {f"agent_{info['agent']['end']}": info["failure"] for info in reversed(failures)}
 
 
 # ---------------------------------------------------------------- updates and servers
@@ -232,7 +232,7 @@ def update_figures(
     computed_infos = [i for i in infos if not i.empty]
     moving_infos = [i for i in computed_infos if not i.nonfinite]
     forward, flat = sum(i.tokens_forward for i in computed_infos), sum(i.tokens_flat for i in computed_infos)
-    moved = [i.moved for i in moving_infos if i.moved is not None]
+    moved_shares = [i.moved_share for i in moving_infos if i.moved_share is not None]
     names = dict.fromkeys(k for m in metrics for k in m)
     return {
         **{name: _average([m[name] for m in metrics if name in m]) for name in names},
@@ -241,7 +241,7 @@ def update_figures(
         "loss": _average([i.loss for i in moving_infos]),
         "grad_norm": _average([i.grad_norm for i in moving_infos]),
         "optimiser_steps": len(moving_infos),
-        **({"weights_moved": _average(moved)} if moved else {}),
+        **({"weights_moved": _average(moved_shares)} if moved_shares else {}),
         "tokens_forward": forward,
         "unique_token_ratio": flat / forward if forward else None,
     }

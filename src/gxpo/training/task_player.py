@@ -19,11 +19,13 @@ def with_player(
     if not isinstance(task, str) or not verifiers.names_tasks(task):
         return part_keys
     player = verifiers.KEYS["rollout"]
-    stated = part_keys.get("rollout")
+    player_entry = part_keys.get("rollout")
     advice = f"its episodes are played by verifiers, against rollout={player}"
-    if stated is not None and stated.value != player:
-        raise ConfigError(f"{stated.error_prefix}rollout={show(stated.value)}: the task is {task}, and {advice}")
-    if stated is None:
+    if player_entry is not None and player_entry.value != player:
+        raise ConfigError(
+            f"{player_entry.error_prefix}rollout={show(player_entry.value)}: the task is {task}, and {advice}"
+        )
+    if player_entry is None:
         # A method's own way of sampling would be replaced unseen.
         entry = method(method_or_name).keys["rollout"]
         if entry.value == player:

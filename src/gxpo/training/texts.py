@@ -23,7 +23,7 @@ def with_texts(forest: Forest, decode: Decode) -> Forest:
     )
 
 
-def annotated(forest: Forest, credit: Tensor, session: Session) -> Forest:
+def annotate(forest: Forest, credit: Tensor, session: Session) -> Forest:
     """Add texts and, under `info`, each trajectory's mean advantage and the reference answer where one is known."""
     advantage_R = torch.zeros(forest.n_trajectories, dtype=torch.float64)
     advantage_R[forest.path_trajectory] = grouped.mean(

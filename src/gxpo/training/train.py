@@ -20,7 +20,7 @@ from gxpo.training.loop import Trainer
 from gxpo.training.python_inputs import Arguments, Objects
 from gxpo.training.report import write_report
 from gxpo.training.run import Run
-from gxpo.training.start import checkpoint_of, inherited, read_verified_config
+from gxpo.training.start import checkpoint_of, inherit_keys, read_verified_config
 
 Watch = Callable[[dict[str, Any]], "bool | None"]
 
@@ -85,8 +85,8 @@ def train(
         def resolve_in(place: Path) -> config.Resolved:
             settings = arguments.keys(place) | keys
             if from_run is not None:
-                settings = keys_from_run(from_run, settings, composed=composed is not None)
-            return config.resolve(settings, composed=composed)
+                settings = keys_from_run(from_run, settings, is_composed=composed is not None)
+            return config.resolve(settings, composition=composed)
 
         # Resolved twice: the directory's name depends on the settings, and the keys of objects on the directory.
         resolved = resolve_in(Path("RUN"))
@@ -105,7 +105,7 @@ def train(
     # Loading may take minutes (downloads, warm-up): the display shows its lines until the first step.
     say = notify or screen.say
     with no_loading_bars():
-        trainer = Trainer(resolved, out=out, given=objects, notify=say, callbacks=[*callbacks, screen])
+        trainer = Trainer(resolved, out=out, objects=objects, notify=say, callbacks=[*callbacks, screen])
     say(f"run directory: {trainer.out}")
     for line in dict.fromkeys(line for method in resolved.methods for line in method.without):
         say(line)
@@ -125,14 +125,16 @@ def _directory_of(resolved: config.Resolved, label: str | None) -> Path:
     return Path(runtime.first(str(path)))
 
 
-def keys_from_run(from_run: str | Path, settings: Mapping[str, Stated], *, composed: bool = False) -> dict[str, Stated]:
+def keys_from_run(
+    from_run: str | Path, settings: Mapping[str, Stated], *, is_composed: bool = False
+) -> dict[str, Stated]:
     """Keys of a run that starts from the newest checkpoint of `from_run` (or from that checkpoint): the given ones over
     the other run's, and `init_from`."""
     path = Path(from_run)
-    phased = config.read(run_of(path) / CONFIG).get("phases")
-    if phased is not None and phased.value and not composed and not {"method", "phases"} & settings.keys():
+    phases = config.read(run_of(path) / CONFIG).get("phases")
+    if phases is not None and phases.value and not is_composed and not {"method", "phases"} & settings.keys():
         raise ConfigError(f"{path} had phases: say what the new run does, as --set method=NAME or --set phases=[...]")
-    keys = inherited(run_of(path), settings, composed=composed)
+    keys = inherit_keys(run_of(path), settings, is_composed=is_composed)
     for name in ("reward", "task"):
         if name not in settings and str(getattr(keys.get(name), "value", None)).startswith("python:"):
             raise ConfigError(
@@ -163,8 +165,8 @@ def resume(
     keys, text = read_verified_config(out, allow_changed_data=allow_changed_data)
     resolved = config.resolve(keys)
     # More steps change config.yaml; where a schedule or phases depend on the total, that would change the past too.
-    extended = steps is not None and steps != resolved.settings.trainer.steps
-    if extended:
+    is_extended = steps is not None and steps != resolved.settings.trainer.steps
+    if is_extended:
         if resolved.phases:
             raise ConfigError("trainer.steps can't change where phases share it: start another run with --from")
         if resolved.settings.optim.schedule != "constant":
@@ -176,10 +178,10 @@ def resume(
     screen = display(progress)
     objects = Objects(source=task, reward=reward)
     with no_loading_bars():
-        trainer = Trainer(resolved, out=out, resume=True, given=objects, callbacks=[*callbacks, screen])
+        trainer = Trainer(resolved, out=out, resume=True, objects=objects, callbacks=[*callbacks, screen])
     try:
         trainer.resume(text, allow_changed_data=allow_changed_data)
-        if extended:
+        if is_extended:
             # More steps were asked for: patience that had run out begins anew.
             if trainer.early is not None:
                 trainer.early.reset()

@@ -142,20 +142,21 @@ def _verify(run: Path, steps: int, notify: Callable[[str], None]) -> Verificatio
     files = {int(p.stem.rpartition("-")[2]): p for p in sorted((run / "rollouts").glob("step-*.jsonl"))}
     if not files:
         return Verification(str(run), advice=f"no rollouts were written; {SAVE_BOTH}")
-    resolved = _resolved(read_verified_config(run)[0])
+    resolved = _resolve(read_verified_config(run)[0])
     versions = [0, *checkpoint.steps(run)]
     age = resolved.settings.async_.max_staleness
     candidates = [k for k in files if any(k - 1 - age <= v < k for v in versions)]
     if not candidates:
         return Verification(
             str(run),
-            advice=f"rollouts are of steps {_listed(files)}, checkpoints of steps {_listed(versions[1:])}; {SAVE_BOTH}",
+            advice=f"rollouts are of steps {_join_steps(files)}, checkpoints of steps {_join_steps(versions[1:])}; "
+            f"{SAVE_BOTH}",
         )
     notify(f"loading {resolved.settings.model}")
     weights = Weights(run, resolved, notify)
-    chosen = sorted({candidates[round(i * (len(candidates) - 1) / max(1, steps - 1))] for i in range(steps)})
+    checked_steps = sorted({candidates[round(i * (len(candidates) - 1) / max(1, steps - 1))] for i in range(steps)})
     checks, notes = [], list(weights.notes)
-    for step in chosen if steps > 1 else candidates[-1:]:
+    for step in checked_steps if steps > 1 else candidates[-1:]:
         notify(f"step {step}")
         one = check_step(weights, step, load(files[step]))
         if isinstance(one, str):
@@ -166,12 +167,12 @@ def _verify(run: Path, steps: int, notify: Callable[[str], None]) -> Verificatio
     return Verification(str(run), tuple(checks), tuple(notes), advice)
 
 
-def _listed(steps: Any) -> str:
+def _join_steps(steps: Any) -> str:
     numbers = sorted(steps)
     return ", ".join(map(str, numbers if len(numbers) < 8 else [*numbers[:3], "...", *numbers[-3:]])) or "none"
 
 
-def _resolved(keys: Mapping[str, Stated]) -> config.Resolved:
+def _resolve(keys: Mapping[str, Stated]) -> config.Resolved:
     """The run's configuration with a learner of this process: samplers elsewhere, and shards, are left out."""
     resolved = config.resolve(keys)
     s = resolved.settings
@@ -212,24 +213,24 @@ def check_step(weights: Weights, step: int, forest: Forest) -> StepCheck | str:
     low, high = TOLERANCE[weights.dtype]
     tolerance = min(max(low, 2 * (gap_then or 0.0)), high)
     nothing_P = torch.full((forest.n_entries,), torch.nan, dtype=torch.float64)
-    seen = Comparison(step, forest, is_compared_P, version_P, nothing_P, tolerance, gap_then, {})
+    comparison = Comparison(step, forest, is_compared_P, version_P, nothing_P, tolerance, gap_then, {})
     versions = tuple(sorted(set(version_P[is_compared_P].tolist())))
     # Records that name no support can't be recomputed as they were sampled.
     if (refusal := refused_support(forest, is_compared_P)) is not None:
-        return _result(seen, versions, left_out, ("support", *refusal))
+        return _result(comparison, versions, left_out, ("support", *refusal))
     for version in versions:
         try:
             trouble = weights.use(version)
         except CheckpointError as error:  # damaged: nothing can be computed with it
-            seen.trouble[version] = str(error)
+            comparison.trouble[version] = str(error)
             continue
         if trouble:
-            seen.trouble[version] = trouble
+            comparison.trouble[version] = trouble
         is_of_version_P = is_compared_P & (version_P == version)
-        seen.recomputed = torch.where(is_of_version_P, weights.logprobs(forest), seen.recomputed)
-    seen.is_compared = is_compared_P & ~seen.recomputed.isnan() if seen.trouble else is_compared_P
-    cause = explain(seen, weights) if seen.trouble or bool(seen.is_different.any()) else None
-    return _result(seen, versions, left_out, cause)
+        comparison.recomputed = torch.where(is_of_version_P, weights.logprobs(forest), comparison.recomputed)
+    comparison.is_compared = is_compared_P & ~comparison.recomputed.isnan() if comparison.trouble else is_compared_P
+    cause = explain(comparison, weights) if comparison.trouble or bool(comparison.is_different.any()) else None
+    return _result(comparison, versions, left_out, cause)
 
 
 def _reasons(weights: Weights, forest: Forest, version_P: Tensor) -> dict[str, Tensor]:
@@ -247,26 +248,26 @@ def _reasons(weights: Weights, forest: Forest, version_P: Tensor) -> dict[str, T
 
 
 def _result(
-    seen: Comparison, versions: tuple[int, ...], left_out: Mapping[str, int], cause: tuple[str, ...] | None
+    comparison: Comparison, versions: tuple[int, ...], left_out: Mapping[str, int], cause: tuple[str, ...] | None
 ) -> StepCheck:
     """Put the figures of a comparison together; cause: (its name, finding, remedy)."""
     name, finding, remedy = cause or (None, "", "")
-    deviation_P, compared_P = seen.deviation, seen.is_compared & ~seen.recomputed.isnan()
-    compared = deviation_P[compared_P]
+    deviation_P, compared_P = comparison.deviation, comparison.is_compared & ~comparison.recomputed.isnan()
+    deviations = deviation_P[compared_P]
     worst = int(torch.where(compared_P, deviation_P, -1.0).argmax()) if bool(compared_P.any()) else None
     return StepCheck(
-        step=seen.step,
+        step=comparison.step,
         versions=versions,
         tokens=int(compared_P.sum()),
-        different=int((seen.is_different & compared_P).sum()),
-        rollouts=len(torch.unique(seen.forest.path_trajectory[compared_P])),
-        rollouts_different=len(torch.unique(seen.forest.path_trajectory[seen.is_different & compared_P])),
-        tolerance=seen.tolerance,
-        largest=float(compared.max()) if len(compared) else 0.0,
-        mean=float(compared.mean()) if len(compared) else 0.0,
+        different=int((comparison.is_different & compared_P).sum()),
+        rollouts=len(torch.unique(comparison.forest.path_trajectory[compared_P])),
+        rollouts_different=len(torch.unique(comparison.forest.path_trajectory[comparison.is_different & compared_P])),
+        tolerance=comparison.tolerance,
+        largest=float(deviations.max()) if len(deviations) else 0.0,
+        mean=float(deviations.mean()) if len(deviations) else 0.0,
         left_out=dict(left_out),
-        gap_then=seen.gap_then,
-        place=None if worst is None or name is None else seen.place(worst),
+        gap_then=comparison.gap_then,
+        place=None if worst is None or name is None else comparison.place(worst),
         cause=name,
         finding=finding,
         remedy=remedy,

@@ -26,25 +26,25 @@ ROUNDING = (0.05, 1.0)  # mean and largest deviation, in nats, that 16-bit or 8-
 TEMPERATURES = (0.25, 4.0)  # range of the search
 
 
-def explain(seen: Comparison, weights: Weights) -> Cause:
+def explain(comparison: Comparison, weights: Weights) -> Cause:
     """Name the cause of a comparison that is not equal."""
-    if seen.trouble:
-        return _weights(seen)
+    if comparison.trouble:
+        return _weights(comparison)
     return (
-        _future(seen)
-        or _edited(seen)
-        or _elsewhere(seen, weights)
-        or _changed_since(seen, weights)
-        or _rounded(seen, weights)
-        or _unknown(seen, weights)
+        _future(comparison)
+        or _edits(comparison)
+        or _elsewhere(comparison, weights)
+        or _changed_since(comparison, weights)
+        or _rounding(comparison, weights)
+        or _unknown(comparison, weights)
     )
 
 
 def refused_support(forest: Forest, is_compared: Tensor) -> tuple[str, str] | None:
     """Finding and remedy where the records lack the support that their settings imply, or hold another; else None."""
-    stored = forest.extras.get("support")
-    rows = forest.path_token if stored is None else stored[forest.path_token]
-    has_support_P = torch.zeros_like(is_compared) if stored is None else (rows >= 0).any(1)
+    support = forest.extras.get("support")
+    rows = forest.path_token if support is None else support[forest.path_token]
+    has_support_P = torch.zeros_like(is_compared) if support is None else (rows >= 0).any(1)
     is_cut_R = torch.tensor(
         [bool(s.get("top_k")) or (s.get("top_p") or 1) < 1 or bool(s.get("min_p")) for s in forest.sampling]
     )
@@ -57,7 +57,7 @@ def refused_support(forest: Forest, is_compared: Tensor) -> tuple[str, str] | No
             f"{k}={sampling[k]:g}" for k in ("top_k", "top_p", "min_p") if sampling.get(k) not in (None, 0, 1.0)
         )
         return f"rollout {name!r} was sampled with {cuts}, and the ids that this allowed are not in the records", remedy
-    if stored is None:
+    if support is None:
         return None
     outside_P = has_support_P & ~(rows == forest.token[forest.path_token][:, None]).any(1) & is_compared
     if not bool(outside_P.any()):
@@ -77,8 +77,8 @@ def _rollout(forest: Forest, entry: int) -> tuple[str, Any]:
 
 
 # ---------------------------------------------------------------- weights
-def _weights(seen: Comparison) -> Cause:
-    version, trouble = next(iter(seen.trouble.items()))
+def _weights(comparison: Comparison) -> Cause:
+    version, trouble = next(iter(comparison.trouble.items()))
     return (
         "weights",
         trouble,
@@ -88,83 +88,90 @@ def _weights(seen: Comparison) -> Cause:
 
 
 # ---------------------------------------------------------------- records
-def _future(seen: Comparison) -> Cause | None:
+def _future(comparison: Comparison) -> Cause | None:
     """A version that the policy did not have yet when the step was sampled."""
-    if not bool((late := seen.is_compared & (seen.version >= seen.step)).any()):
+    if not bool((late := comparison.is_compared & (comparison.version >= comparison.step)).any()):
         return None
-    place = seen.place(int(late.nonzero()[0]))
+    place = comparison.place(int(late.nonzero()[0]))
     return (
         "age",
-        f"rollout {place.rollout!r} of step {seen.step} says policy version {place.version}, and at most "
-        f"{seen.step - 1} had been made",
+        f"rollout {place.rollout!r} of step {comparison.step} says policy version {place.version}, and at most "
+        f"{comparison.step - 1} had been made",
         "restore the records of this step",
     )
 
 
-def _edited(seen: Comparison) -> Cause | None:
-    """Few rollouts differ, and the others are the policy's: what differs was changed after sampling."""
-    forest = seen.forest
+def _edits(comparison: Comparison) -> Cause | None:
+    """Check for edited records: few rollouts differ, and all others are the policy's."""
+    forest = comparison.forest
     is_different_R = torch.zeros(forest.n_trajectories, dtype=torch.bool)
-    is_different_R[forest.path_trajectory[seen.is_different]] = True
-    n_compared = len(torch.unique(forest.path_trajectory[seen.is_compared]))
+    is_different_R[forest.path_trajectory[comparison.is_different]] = True
+    n_compared = len(torch.unique(forest.path_trajectory[comparison.is_compared]))
     if int(is_different_R.sum()) > EDITED * n_compared:
         return None
     # The rollout with the largest deviation: is it one number, or everything from one token on?
-    worst = int(seen.deviation.argmax())
+    worst = int(comparison.deviation.argmax())
     entries = forest.path_of(int(forest.path_trajectory[worst]))
-    flags = seen.is_different[entries]
+    flags = comparison.is_different[entries]
     first = int(flags.nonzero()[0])
     after = flags[first + 1 :]
-    place = seen.place(int(entries[first]))
+    place = comparison.place(int(entries[first]))
     names = [forest.id[r] for r in is_different_R.nonzero().squeeze(1).tolist()]
-    which = (
+    rollouts_text = (
         f"{len(names)} of {n_compared} rollouts differ ({', '.join(map(repr, names[:4]))}{', ...' * (len(names) > 4)})"
     )
     spot = f"turns[{place.turn}].action[{place.token}] of rollout {place.rollout!r}"
     if len(after) and float(after.double().mean()) < 0.5:
-        what = f"at {spot} the log-prob alone does not fit, those after it do: a log-prob was changed"
+        break_text = f"at {spot} the log-prob alone does not fit, those after it do: a log-prob was changed"
     else:
-        what = f"from {spot} on nothing fits: this token, or one before it in its context, was changed"
+        break_text = f"from {spot} on nothing fits: this token, or one before it in its context, was changed"
     return (
         "records",
-        f"{which}, and the others are the policy's; {what}",
+        f"{rollouts_text}, and the others are the policy's; {break_text}",
         "restore the records of this step; what they train now is not what was sampled",
     )
 
 
-def _changed_since(seen: Comparison, weights: Weights) -> Cause | None:
+def _changed_since(comparison: Comparison, weights: Weights) -> Cause | None:
     """The run saw its sampler agree with these weights, so that the records or the program are others now."""
-    if seen.gap_then is None or seen.gap_then > seen.tolerance or not weights.recorded.get(seen.step - 1):
+    if (
+        comparison.gap_then is None
+        or comparison.gap_then > comparison.tolerance
+        or not weights.fingerprint_by_step.get(comparison.step - 1)
+    ):
         return None
     return (
         "records",
-        f"when the step was trained the largest deviation was {seen.gap_then:.2g} nats (sampler_gap), with the same "
-        "trained weights: the records, or what is not trained of the model, were changed since",
+        f"when the step was trained the largest deviation was {comparison.gap_then:.2g} nats (sampler_gap), with the "
+        "same trained weights: the records, or what is not trained of the model, were changed since",
         f"restore the records of this step, and model {weights.settings.model}",
     )
 
 
 # ---------------------------------------------------------------- another temperature, support or age
-def _elsewhere(seen: Comparison, weights: Weights) -> Cause | None:
+def _elsewhere(comparison: Comparison, weights: Weights) -> Cause | None:
     """A setting under which the records are the policy's."""
-    forest, rows = seen.forest, torch.unique(seen.forest.path_trajectory[seen.is_different])[:MOST_ROLLOUTS]
+    forest, rows = (
+        comparison.forest,
+        torch.unique(comparison.forest.path_trajectory[comparison.is_different])[:MOST_ROLLOUTS],
+    )
     entries = forest.entries_of(rows)
     some = forest.select(rows)
-    version = int(torch.mode(seen.version[entries][seen.is_compared[entries]]).values)
-    where = seen.is_compared[entries] & (seen.version[entries] == version)
-    recorded = some.path_behaviour_logprob[where]
+    version = int(torch.mode(comparison.version[entries][comparison.is_compared[entries]]).values)
+    where = comparison.is_compared[entries] & (comparison.version[entries] == version)
+    recorded_logprob = some.path_behaviour_logprob[where]
 
-    def deviations(changed: Forest) -> Tensor:
-        return (weights.logprobs(changed)[where] - recorded).abs()
+    def deviations(variant: Forest) -> Tensor:
+        return (weights.logprobs(variant)[where] - recorded_logprob).abs()
 
-    def fits(changed: Forest) -> bool:
+    def fits(variant: Forest) -> bool:
         try:
-            return float((deviations(changed) <= seen.tolerance).double().mean()) >= FITS
+            return float((deviations(variant) <= comparison.tolerance).double().mean()) >= FITS
         except GxpoError:  # another support that this learner can't read
             return False
 
     weights.use(version)
-    if (cause := _temperature(seen, some, deviations, fits)) is not None:
+    if (cause := _temperature(comparison, some, deviations, fits)) is not None:
         return cause
     free = with_sampling(some, top_k=0, top_p=1.0, min_p=0.0).replace(
         extras={k: x for k, x in some.extras.items() if k != "support"}
@@ -175,11 +182,11 @@ def _elsewhere(seen: Comparison, weights: Weights) -> Cause | None:
             "the recorded log-probs are of the whole vocabulary, and the records have a support (top_k, top_p)",
             "record log-probs after top-k and top-p (of vLLM: logprobs_mode=processed_logprobs)",
         )
-    surplus = recorded - weights.logprobs(some)[where]
+    surplus = recorded_logprob - weights.logprobs(some)[where]
     if (
         "support" not in some.extras
-        and float(surplus.min()) > -seen.tolerance
-        and float((surplus > seen.tolerance).double().mean()) > 0.2
+        and float(surplus.min()) > -comparison.tolerance
+        and float((surplus > comparison.tolerance).double().mean()) > 0.2
     ):
         return (
             "support",
@@ -199,13 +206,13 @@ def _elsewhere(seen: Comparison, weights: Weights) -> Cause | None:
     return None
 
 
-def _temperature(seen: Comparison, some: Forest, deviations: Any, fits: Any) -> Cause | None:
+def _temperature(comparison: Comparison, some: Forest, deviations: Any, fits: Any) -> Cause | None:
     """The temperature at which the records fit best, by golden-section search in its logarithm."""
-    stated = some.sampling[0].get("temperature") or 1.0
+    recorded_temperature = some.sampling[0].get("temperature") or 1.0
 
     def mean(log_temperature: float) -> float:
-        changed = with_sampling(some, temperature=float(torch.tensor(log_temperature).double().exp()))
-        return float(deviations(changed).nan_to_num(nan=1e3, posinf=1e3).mean())
+        variant = with_sampling(some, temperature=float(torch.tensor(log_temperature).double().exp()))
+        return float(deviations(variant).nan_to_num(nan=1e3, posinf=1e3).mean())
 
     low, high = (float(torch.tensor(t).double().log()) for t in TEMPERATURES)
     ratio = (5**0.5 - 1) / 2
@@ -222,18 +229,19 @@ def _temperature(seen: Comparison, some: Forest, deviations: Any, fits: Any) -> 
             at_b = mean(b)
     # People set temperatures of two digits.
     best = round(float(torch.tensor((low + high) / 2).double().exp()), 2)
-    if abs(best - stated) < 0.02 or not fits(with_sampling(some, temperature=best)):
+    if abs(best - recorded_temperature) < 0.02 or not fits(with_sampling(some, temperature=best)):
         return None
     return (
         "temperature",
-        f"the records say temperature {stated:g}, and their log-probs are the policy's at temperature {best:g}",
+        f"the records say temperature {recorded_temperature:g}, and their log-probs are the policy's at temperature "
+        f"{best:g}",
         "sample and train at one temperature: set sampling.temperature to what the sampler uses",
     )
 
 
 # ---------------------------------------------------------------- rounding, or nothing that is known
-def _rounded(seen: Comparison, weights: Weights) -> Cause | None:
-    deviation = seen.deviation[seen.is_compared]
+def _rounding(comparison: Comparison, weights: Weights) -> Cause | None:
+    deviation = comparison.deviation[comparison.is_compared]
     if float(deviation.mean()) > ROUNDING[0] or float(deviation.max()) > ROUNDING[1]:
         return None
     return (
@@ -245,8 +253,10 @@ def _rounded(seen: Comparison, weights: Weights) -> Cause | None:
     )
 
 
-def _unknown(seen: Comparison, weights: Weights) -> Cause:
-    first = " (of version 0 no fingerprint is recorded)" if 0 in seen.version[seen.is_compared].tolist() else ""
+def _unknown(comparison: Comparison, weights: Weights) -> Cause:
+    first = (
+        " (of version 0 no fingerprint is recorded)" if 0 in comparison.version[comparison.is_compared].tolist() else ""
+    )
     return (
         "unknown",
         f"most rollouts differ{first}; neither temperature, support nor age within the saved versions explains it, and "

@@ -55,10 +55,10 @@ class Weights:
     def __init__(self, run: Path, resolved: config.Resolved, notify: Callable[[str], None] = lambda line: None) -> None:
         self.run, self.settings, self.notes = run, resolved.settings, list[str]()
         self.learner: Any = setup.policy_of(resolved, notify).learner
-        self.recorded = {row["step"]: row.get("weights_fingerprint") for row in read_metrics(run / METRICS)}
+        self.fingerprint_by_step = {row["step"]: row.get("weights_fingerprint") for row in read_metrics(run / METRICS)}
         self.gaps = {row["step"]: row.get("sampler_gap") for row in read_metrics(run / METRICS)}
         self.versions = set(checkpoint.steps(run))
-        self._now: int | None = None
+        self._version: int | None = None
         # Version 0: the model as it is loaded, with the parameters of another run where it began with those.
         if 0 not in self.versions:
             try:
@@ -75,19 +75,19 @@ class Weights:
 
     def use(self, version: int) -> str:
         """Load a version; "" or why its weights are not the recorded ones. CheckpointError where it is damaged."""
-        if version != self._now:
+        if version != self._version:
             if version == 0 and 0 not in checkpoint.steps(self.run):
                 self.learner.restore(self._start)
             else:
                 checkpoint.verify(checkpoint.at_step(self.run, version))
                 parameters = parameters_of(self.run, version)
                 self.learner.restore({name: parameters[name] for name in parameters})
-            self._now = version
-        recorded = self.recorded.get(version)
-        if recorded is None or (number := self.learner.fingerprint()) == recorded:
+            self._version = version
+        fingerprint = self.fingerprint_by_step.get(version)
+        if fingerprint is None or (number := self.learner.fingerprint()) == fingerprint:
             return ""
         return (
-            f"checkpoints/step-{version:06d} has weights of fingerprint {number}, and metrics.jsonl says {recorded} "
+            f"checkpoints/step-{version:06d} has weights of fingerprint {number}, and metrics.jsonl says {fingerprint} "
             f"(weights_fingerprint) for step {version}"
         )
 

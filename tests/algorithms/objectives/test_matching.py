@@ -129,7 +129,7 @@ def test_matching_methods_move_towards_good_samples(name):
         return m.loss(FOREST, policy, advantages=credit, signals=signals).value
 
     before = learner.outputs(FOREST)["logprob"]
-    info = learner.step(FOREST, loss, names=names, couples="step", given={"anchor_prediction": anchor})
+    info = learner.step(FOREST, loss, names=names, couples="step", constants={"anchor_prediction": anchor})
     change = learner.outputs(FOREST)["logprob"] - before
     assert not info.empty and float((change * credit)[FOREST.path_trainable].sum()) > 0
 

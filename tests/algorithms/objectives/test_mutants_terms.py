@@ -40,7 +40,7 @@ from gxpo.algorithms.objectives.sequence_losses import (
     squared_log_ratio,
     straight_through,
 )
-from gxpo.algorithms.objectives.sequence_score import labels, log_sum_exp, over_groups, weighted
+from gxpo.algorithms.objectives.sequence_score import labels, log_sum_exp, over_groups, weight_gradients
 from gxpo.algorithms.objectives.value import UniformValue, ValueRegression
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import PolicyTokens
@@ -86,7 +86,7 @@ class Plain:
 
 
 class Asks(TermPart):
-    given = ("teacher_ids",)
+    constants = ("teacher_ids",)
 
     def __call__(self, forest, policy, credit, weight, signals, step):
         return policy.logprob.sum() * 0 + 10 * step
@@ -101,7 +101,7 @@ class Asks(TermPart):
 def test_a_sum_hands_everything_on_to_its_terms(toy) -> None:
     both = Plain() + Asks()
     assert isinstance(both, TermSum) and [type(t) for t in both.terms] == [Plain, Asks]
-    assert both.given == ("teacher_ids",)
+    assert both.constants == ("teacher_ids",)
     assert float(both(toy.forest, toy.policy(), toy.credit, toy.weight, {"of": 3.0}, 4)[0].detach()) == 47.0
     weight = column(1, 0, -1, 1, 0)
     assert both.active(toy.forest, toy.credit, weight).tolist() == [True, False, True, False, False]
@@ -156,7 +156,7 @@ def test_losses_have_the_dtype_of_the_log_probs() -> None:
     ):
         loss = term(forest, policy, torch.ones(5, dtype=F64), torch.ones(5, dtype=F64), signals, 0)[0]
         assert loss.dtype == torch.float32 and bool(loss.isfinite()), term
-    assert weighted(single, far).dtype == torch.float32
+    assert weight_gradients(single, far).dtype == torch.float32
 
 
 # ---------------------------------------------------------------- defaults of functions
@@ -409,7 +409,7 @@ def test_the_power_mean_far_out(toy) -> None:
     assert log_power_mean(column(800.0), one, 1, 1.0).tolist() == [800.0]
     for outcome, power in ((1.0, math.exp(-27.0)), (-1.0, math.exp(27.0))):
         forest = toy.forest.replace(outcome=column(outcome, outcome))
-        assert PowerMean(gamma=100.0).adapted(forest)[0] == pytest.approx(power)
+        assert PowerMean(gamma=100.0).adapt(forest)[0] == pytest.approx(power)
     forest, credit = forest_of([("a", 1, 1)] * 3), torch.tensor([0.3, 0.7, 1.3])
     loss = PowerMean(gamma=0.0)(forest, moved(0.0, 0.0, 0.0), credit, torch.ones(3), {}, 0)[0]
     assert float(loss) == pytest.approx(-sum(credit.tolist()) / 3, rel=1e-12)

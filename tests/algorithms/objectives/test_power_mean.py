@@ -31,7 +31,7 @@ def test_the_cards_numbers():
     one = torch.zeros(3, dtype=torch.int64)
     means = [float(log_power_mean(phi.log(), one, 1, p).exp()) for p in (math.exp(-0.4), 1.0, 1e-9)]
     assert means == pytest.approx([0.995561, 1.0, 0.986485], abs=1e-6)
-    power, clip = PowerMean().adapted(grow_forest([("a", 1, {"reward": 1.0}), ("a", 1, {"reward": 0.0})]))
+    power, clip = PowerMean().adapt(grow_forest([("a", 1, {"reward": 1.0}), ("a", 1, {"reward": 0.0})]))
     assert power == pytest.approx(0.670320, abs=1e-6)  # mu = sigma = .5: .2 + .2 tanh 1
     assert clip.clip_high == pytest.approx(0.352319, abs=1e-6) and clip.clip_low == 0.2
 
@@ -55,7 +55,7 @@ def test_feedback_of_equal_and_of_no_rewards():
     mean, signal = feedback(column(0.3, 0.3))
     assert mean == pytest.approx(0.3) and math.tanh(signal) == pytest.approx(1.0)
     worse = grow_forest([("a", 1, {"reward": -1.0}), ("a", 1, {"reward": 0.0})])
-    power, clip = PowerMean().adapted(worse)
+    power, clip = PowerMean().adapt(worse)
     assert power == pytest.approx(math.exp(0.4)) and clip.clip_high == 0.2
 
 
@@ -134,7 +134,7 @@ def test_power_mean_equals_a_loop_with_its_gradient(rows, gamma, rewards):
 def test_at_exponent_one_it_is_the_clipped_sequence_mean(toy):
     forest = toy.forest.replace(outcome=column(1.0, 0.0))
     term = PowerMean(gamma=0.0)
-    plain = PolicyGradient(surrogate=Clip(0.2, term.adapted(forest)[1].clip_high))
+    plain = PolicyGradient(surrogate=Clip(0.2, term.adapt(forest)[1].clip_high))
     same = toy._replace(forest=forest)
     for weight in (toy.weight, column(0.5, 0.5, 2.0, 2.0, 2.0)):
         mine, theirs = same.loss(term, weight=weight), same.loss(plain, weight=weight)
@@ -144,7 +144,7 @@ def test_at_exponent_one_it_is_the_clipped_sequence_mean(toy):
 
 def test_unscored_and_uncompared_rewards_adapt_nothing(toy):
     rows = [("a", 1, {"reward": r, "compared": c}) for r, c in ((1.0, True), (0.0, True), (9.0, False))]
-    assert PowerMean().adapted(grow_forest(rows)) == PowerMean().adapted(grow_forest(rows[:2]))
+    assert PowerMean().adapt(grow_forest(rows)) == PowerMean().adapt(grow_forest(rows[:2]))
     metrics = figures_of(PowerMean(), toy.forest, toy.policy(), toy.credit, toy.weight)
     # ratios e^[.3 -.1 -.4 .2 .5]; all rewards 1: upper bound .4; of the negatives e^-.4 = .67 is below .8
     assert metrics["clip_fraction"] == pytest.approx(1 / 5) and metrics["ratio_max"] == pytest.approx(math.exp(0.5))

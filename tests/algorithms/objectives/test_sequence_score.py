@@ -12,15 +12,15 @@ from tests.algorithms.objectives.labelled_groups import forest_of
 
 from gxpo.algorithms.objectives.sequence_score import (
     approx_kl,
-    contrasted,
     counted_trajectories,
+    is_contrasted,
     labels,
     log_sum_exp,
     n_groups,
     over_groups,
     per_trajectory,
     token_coefficients,
-    weighted,
+    weight_gradients,
 )
 from gxpo.base.errors import GxpoError
 
@@ -51,7 +51,7 @@ def test_log_sum_exp_is_stable_and_differentiable(rows, one):
 
 def test_weighted_changes_derivatives_only():
     x = column(-1.0, -2.0, -3.0).requires_grad_()
-    y = weighted(x, column(0.0, 1.0, 2.5))
+    y = weight_gradients(x, column(0.0, 1.0, 2.5))
     assert torch.equal(y, x)
     (slope,) = torch.autograd.grad((y * column(1, 2, 3)).sum(), x)
     assert slope.tolist() == [0.0, 2.0, 7.5]
@@ -89,7 +89,7 @@ def test_contrasted_groups_have_a_compared_one_of_each():
     group = torch.tensor([0, 0, 0, 1, 1, 2, 2])
     good, compared = mask(1, 0, 0, 1, 1, 1, 0), mask(1, 1, 0, 1, 1, 1, 0)
     bad = mask(0, 1, 1, 0, 0, 0, 1)
-    assert contrasted(group, good, bad, compared).tolist() == [True, True, True, False, False, False, False]
+    assert is_contrasted(group, good, bad, compared).tolist() == [True, True, True, False, False, False, False]
 
 
 def test_tokens_are_aggregated_over_who_counts():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.environments.envs.small_worlds import ODD
 
 from gxpo.base.media import PICTURES, png
-from gxpo.environments.envs.checked import Nonsense, checked, checked_about, checked_answer, from_fields, to_json
+from gxpo.environments.envs.checked import Nonsense, check_step, checked_about, checked_answer, from_fields, to_json
 from gxpo.parts.protocols import TimeStep
 
 texts = st.text(max_size=8)
@@ -32,7 +32,7 @@ steps = st.builds(
 )
 
 
-PLAIN = checked(TimeStep("n"))
+PLAIN = check_step(TimeStep("n"))
 
 
 def test_half_of_a_surrogate_pair_is_no_text() -> None:
@@ -43,17 +43,17 @@ def test_half_of_a_surrogate_pair_is_no_text() -> None:
 
 @given(steps)
 def test_a_time_step_comes_back_as_it_was(step: TimeStep) -> None:
-    assert from_fields(json.loads(to_json(checked(step)))) == step
+    assert from_fields(json.loads(to_json(check_step(step)))) == step
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_what_is_not_one_is_refused(name: str) -> None:
     with pytest.raises(Nonsense):
-        to_json(checked(ODD[name]))
+        to_json(check_step(ODD[name]))
 
 
 def test_an_answer_holds_what_its_operation_gives() -> None:
-    step = json.loads(to_json(checked(TimeStep("n", "s", 0.5, info={"a": [1]}))))
+    step = json.loads(to_json(check_step(TimeStep("n", "s", 0.5, info={"a": [1]}))))
     right = {
         "step": step, "reset": step | {"reward": None}, "restore": None, "close": None, "snapshot": "s", "content": "c",
         "expert": None, "answer": "4", "level": 2, "legal": ["a"],
@@ -104,29 +104,29 @@ def test_what_a_process_says_of_a_class_is_checked(changed: dict[str, Any]) -> N
 def test_numpys_scalars_count() -> None:
     odd: Any = TimeStep
     step = odd("n", reward=np.float32(0.5), done=np.bool_(True), success=np.bool_(False), info={"a": np.arange(2)})
-    again = from_fields(json.loads(to_json(checked(step))))
+    again = from_fields(json.loads(to_json(check_step(step))))
     assert again == TimeStep("n", reward=0.5, done=True, success=False, info={"a": [0, 1]})
-    assert from_fields(checked(odd("n", reward=3))).reward == 3.0
+    assert from_fields(check_step(odd("n", reward=3))).reward == 3.0
 
 
 def test_truncated_is_over() -> None:
-    assert checked(TimeStep("n", truncated=True))["done"] is True
+    assert check_step(TimeStep("n", truncated=True))["done"] is True
 
 
 def test_reset_neither_ends_nor_pays() -> None:
-    assert checked(TimeStep("n"), first=True)["done"] is False
+    assert check_step(TimeStep("n"), first=True)["done"] is False
     for step in (TimeStep("n", done=True), TimeStep("n", truncated=True), TimeStep("n", reward=0.0)):
         with pytest.raises(Nonsense, match="reset"):
-            checked(step, first=True)
+            check_step(step, first=True)
 
 
 def test_messages_say_what_was_returned() -> None:
     with pytest.raises(Nonsense, match="returned None, not a TimeStep"):
-        checked(None)
+        check_step(None)
     with pytest.raises(Nonsense, match="reward is nan, not a finite number"):
-        checked(TimeStep("n", reward=math.nan))
+        check_step(TimeStep("n", reward=math.nan))
     with pytest.raises(Nonsense, match="state is a int, not a text"):
-        checked(ODD["state number"])
+        check_step(ODD["state number"])
 
 
 # ---------------------------------------------------------------- pictures
@@ -139,21 +139,21 @@ def shown(picture: Any) -> TimeStep:
 
 
 def test_a_picture_travels_in_json_and_arrives_as_its_reference() -> None:
-    text = to_json(checked(shown(RED)))
+    text = to_json(check_step(shown(RED)))
     arrived, again = from_fields(json.loads(text)), from_fields(json.loads(text))
-    assert arrived == again != from_fields(json.loads(to_json(checked(shown(RED[:, ::-1])))))
+    assert arrived == again != from_fields(json.loads(to_json(check_step(shown(RED[:, ::-1])))))
     image, message = arrived.observation[0]["content"]
     assert message == {"type": "text", "text": "colour?"} and arrived.observation[1] == {"role": "user", "content": "n"}
     pixels = PICTURES.pixels(image["image"])
     assert pixels.tolist() == [[[255, 0, 0], [1, 2, 3]]] and pixels.dtype == np.uint8
     assert image["image"] == "sha256:" + hashlib.sha256(png(RED)).hexdigest() + ".png"
-    assert checked(arrived) == checked(shown(RED))  # a reference travels as its picture, too
+    assert check_step(arrived) == check_step(shown(RED))  # a reference travels as its picture, too
     assert checked_answer("step", ["ok", json.loads(text)]) == ("ok", json.loads(text))
 
 
 def test_what_the_sender_has_is_left_alone() -> None:
     step = shown(RED)
-    checked(step)
+    check_step(step)
     assert step.observation[0]["content"][0]["image"] is RED
 
 
@@ -161,7 +161,7 @@ def test_a_file_travels_as_its_pixels(tmp_path) -> None:
     np.save(tmp_path / "red.npy", RED)
     (tmp_path / "red.png").write_bytes(png(RED))
     for name in ("red.npy", "red.png"):
-        assert checked(shown(str(tmp_path / name))) == checked(shown(RED))
+        assert check_step(shown(str(tmp_path / name))) == check_step(shown(RED))
 
 
 @pytest.mark.parametrize(
@@ -177,4 +177,4 @@ def test_a_file_travels_as_its_pixels(tmp_path) -> None:
 )
 def test_what_is_no_picture_is_refused(picture: Any, match: str) -> None:
     with pytest.raises(Nonsense, match=match):
-        checked(shown(picture))
+        check_step(shown(picture))

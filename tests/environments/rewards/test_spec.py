@@ -11,7 +11,7 @@ from tests.environments.rewards.task_scorer import verdict
 
 from gxpo.base.errors import ConfigError
 from gxpo.environments.rewards import RewardSet
-from gxpo.environments.rewards.spec import weighted
+from gxpo.environments.rewards.spec import with_weights
 
 NO_SCORER = Source(default=None)
 
@@ -123,8 +123,8 @@ def test_two_rewards_that_compute_one_component_are_refused(file: str, tmp_path:
 
 
 def test_a_list_holds_rewards_and_pairs_with_weights() -> None:
-    assert weighted(["correct", ("short", 0.5), ["polite", 2]]) == {"correct": 1.0, "short": 0.5, "polite": 2}
+    assert with_weights(["correct", ("short", 0.5), ["polite", 2]]) == {"correct": 1.0, "short": 0.5, "polite": 2}
     with pytest.raises(ConfigError, match=r"\('short', 0.5, 1\) is neither a reward nor \(reward, weight\)"):
-        weighted(["correct", ("short", 0.5, 1)])
+        with_weights(["correct", ("short", 0.5, 1)])
     with pytest.raises(ConfigError, match="'correct' is listed twice"):
-        weighted(["correct", ("correct", 0.5)])
+        with_weights(["correct", ("correct", 0.5)])

@@ -8,7 +8,7 @@ import torch
 
 import gxpo
 from gxpo.environments.tasks.listed import ListedTasks
-from gxpo.environments.tasks.sampled import SampledTasks, sampled
+from gxpo.environments.tasks.sampled import SampledTasks, sample_by_rates
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Task
 
@@ -30,7 +30,7 @@ class Listed(ListedTasks):
 def sampled_source(kind: Any, source: Any = None, level_source: Any = None, **options: Any) -> SampledTasks:
     keys = {"tasks.sampler": kind, **{f"tasks.sampler.{k}": v for k, v in options.items()}}
     sampler = gxpo.method("grpo", keys).sampler
-    return sampled(source or Listed("abcde"), sampler, 0, "mine", level_source)
+    return sample_by_rates(source or Listed("abcde"), sampler, 0, "mine", level_source)
 
 
 def answers(right: dict[str, int], n: int = 8, origin: str = "policy", logprob: float = -1.0) -> Forest:

@@ -11,7 +11,7 @@ from tests.environments.tasks.sampled_sources import RIGHT, Listed, answers, cha
 import gxpo
 from gxpo.base.errors import ConfigError, TaskError
 from gxpo.environments.tasks import sampler
-from gxpo.environments.tasks.sampler import mixed
+from gxpo.environments.tasks.sampler import mix_uniform
 from gxpo.parts.registry import SAMPLERS
 from gxpo.parts.task_memory import TaskMemory
 
@@ -62,7 +62,7 @@ def test_three_rates_with_a_mean_of_seven_tenths_are_mastery() -> None:
 
 def test_the_softmax_of_the_std_and_the_gaussian() -> None:
     """CurES's card: temperature .1, rates .1 .5 .9; a Gaussian of width .2 and .1."""
-    actual = mixed(sampler.std(tensor(0.1, 0.5, 0.9), temperature=0.1), 0.0)
+    actual = mix_uniform(sampler.std(tensor(0.1, 0.5, 0.9), temperature=0.1), 0.0)
     assert actual.tolist() == pytest.approx([0.106507, 0.786986, 0.106507], abs=1e-6)
     assert sampler.std(tensor(0.25, 0.5)).tolist() == pytest.approx([0.433013, 0.5], abs=1e-6)
     rates = tensor(0.0, 0.25, 0.5, 0.75, 1.0)

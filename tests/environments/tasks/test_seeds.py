@@ -9,7 +9,7 @@ import pytest
 from gxpo.base.errors import GxpoError, TaskError
 from gxpo.environments import worlds
 from gxpo.environments.tasks.seeds import SeedTasks
-from gxpo.environments.tasks.source import reserved
+from gxpo.environments.tasks.source import is_reserved
 
 
 def thirds(seeds):
@@ -23,7 +23,7 @@ def test_training_and_held_out_instances_share_no_content():
     held_out = [thirds([t.info["seed"]])[0] for t in source.held_out(50)]
     assert len(set(held_out)) == 50
     assert not training & set(held_out)
-    assert all(reserved(c) for c in held_out) and not any(reserved(c) for c in training)
+    assert all(is_reserved(c) for c in held_out) and not any(is_reserved(c) for c in training)
 
 
 def test_equal_instances_are_one_task_whatever_their_seed():
@@ -50,7 +50,7 @@ def test_a_pool_is_the_same_for_every_run_and_repeats_evenly():
     assert sorted(ids) == sorted(3 * [t.id for t in one.pool_tasks])
     assert ids != [t.id for t in one.draw(15, 3)]
     assert one.draw(15, 2)[:7] == one.draw(7, 2)
-    assert not any(reserved(thirds([t.info["seed"]])[0]) for t in one.pool_tasks)
+    assert not any(is_reserved(thirds([t.info["seed"]])[0]) for t in one.pool_tasks)
 
 
 @pytest.mark.parametrize("pool", [0, -1, True, 1.5, "3"])

@@ -11,7 +11,7 @@ from tests.thorough import SLOW, some
 from gxpo.base.errors import TaskError
 from gxpo.base.media import PICTURES
 from gxpo.environments.tasks import Arithmetic, make
-from gxpo.environments.tasks.source import fraction_of, reserved, solution_of, stream
+from gxpo.environments.tasks.source import fraction_of, is_reserved, solution_of, stream
 from gxpo.parts.protocols import Task
 
 OWN = [
@@ -32,7 +32,7 @@ def test_streams_depend_on_the_key_alone():
 def test_the_split_is_fixed():
     # a change here changes every held-out set
     assert fraction_of("37+48") == int.from_bytes(bytes.fromhex("d0d4c3ec29c3edb8"), "big") / 2**64
-    assert 0.22 < sum(reserved(str(i)) for i in range(4000)) / 4000 < 0.28
+    assert 0.22 < sum(is_reserved(str(i)) for i in range(4000)) / 4000 < 0.28
 
 
 @pytest.mark.parametrize(("name", "options"), OWN)

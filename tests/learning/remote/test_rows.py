@@ -30,12 +30,12 @@ def test_values_come_back_in_the_order_of_the_entries():
     rows = every_row(forest())
     by_token = {7: -1.0, 8: -2.0, 9: -3.0}
     values = [torch.tensor([by_token[int(row.tokens[i])] for i in row.read]) for row in rows.rows]
-    assert rows.gathered(values).tolist() == [-1.0, -2.0, -3.0]
+    assert rows.gather(values).tolist() == [-1.0, -2.0, -3.0]
 
 
 def test_slopes_go_to_the_rows_that_read_the_entries():
     rows = every_row(forest())
-    slopes = rows.scattered(torch.tensor([0.5, 1.5, 2.5], dtype=torch.float64))
+    slopes = rows.scatter(torch.tensor([0.5, 1.5, 2.5], dtype=torch.float64))
     actual = {
         tuple(row.tokens[row.read].tolist()): slope.tolist() for row, slope in zip(rows.rows, slopes, strict=True)
     }

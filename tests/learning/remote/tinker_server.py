@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tinker.proto import tinker_public_pb2 as pb
 
-from gxpo.learning.remote.tinker import Reduction, Scaled
+from gxpo.learning.remote.tinker import Reduction, ScaledRow
 
 PROTO = "application/x-protobuf"
 DTYPES = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64}
@@ -27,7 +27,7 @@ class Trained:
     def __init__(self, model: Any) -> None:
         self.model = copy.deepcopy(model)
         self.adamw = torch.optim.AdamW(self.model.parameters(), lr=0.0, weight_decay=0.0)
-        self.calls: list[list[tuple[Scaled, list[float], list[float]]]] = []
+        self.calls: list[list[tuple[ScaledRow, list[float], list[float]]]] = []
 
     def logprobs(self, tokens: tuple[int, ...]) -> torch.Tensor:
         """[n - 1] live log-probs of the tokens after the first."""
@@ -123,7 +123,7 @@ class Fake:
         if not only:
             assert loss == "importance_sampling" and all({"logprobs", "advantages"} <= row.keys() for row in rows)
             trained.calls.append(
-                [(Scaled(r["tokens"], [0.0] * (len(r["tokens"]) - 1)), r["logprobs"], r["advantages"]) for r in rows]
+                [(ScaledRow(r["tokens"], [0.0] * (len(r["tokens"]) - 1)), r["logprobs"], r["advantages"]) for r in rows]
             )
         return actual
 

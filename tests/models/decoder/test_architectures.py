@@ -10,7 +10,7 @@ from tests.thorough import some
 from gxpo.base.errors import ModelError
 from gxpo.bench.random_models import KINDS, TINY
 from gxpo.forest.forest import Forest
-from gxpo.learning.lora import LoraSettings, merged
+from gxpo.learning.lora import LoraSettings, merge_adapters
 from gxpo.learning.torch import TorchLearner
 from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.sampling.engines.torch import TorchEngine
@@ -150,7 +150,7 @@ def test_adapters(name):
     assert torch.allclose(
         forest.path_behaviour_logprob, alone(own_learner.model, forest)["logprob"].detach(), rtol=0, atol=close
     )
-    one = merged(
+    one = merge_adapters(
         copy.deepcopy(own_learner.model)
     )  # sums in another order, which recurrences carry on: 5e-5, in float64 0
     apart = 1e-4 if KINDS[name].expected == "flat" else 2e-5

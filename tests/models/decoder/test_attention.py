@@ -86,7 +86,7 @@ def test_windows_partial_rotation_and_capped_scores(tree, window, turning, cap):
     angle = torch.randn(len(seen_value), turning // 2, generator=generator, dtype=torch.float64).repeat(1, 2)
     slope = torch.randn(len(seen_value), HEADS * SIZE, generator=generator, dtype=torch.float64)
     a, b = qkv.clone().requires_grad_(), qkv.clone().requires_grad_()
-    plan = Plan.within(chains, window, position, torch.float64)
+    plan = Plan.in_window(chains, window, position, torch.float64)
     actual = TreeAttention.apply(a, angle.cos(), angle.sin(), plan, Heads(HEADS, SIZE, 0.7, cap))
     expected = by_mask(b, angle.cos(), angle.sin(), [each[-window:] for each in seen_value], 0.7, cap)
     assert torch.allclose(actual, expected, rtol=0, atol=1e-12)
@@ -99,12 +99,12 @@ def test_blocks_within_a_window():
     # a prompt of 5 with answers of 2 and 3, window 3: pieces 0..2 and 3..4; the second answer's last token (depth 7)
     # sees 5 6 7 alone, so it is left out; what the window's edge runs through has a mask
     chains, position = [Chain(0, 5, 10), Chain(5, 7, 7), Chain(7, 10, 10)], [0, 1, 2, 3, 4, 5, 6, 5, 6, 7]
-    plan = Plan.within(chains, 3, torch.tensor(position), torch.float64)
+    plan = Plan.in_window(chains, 3, torch.tensor(position), torch.float64)
     near, far = sorted(plan.rectangles, key=lambda r: -r.keys.start)
     assert (near.rows, near.keys) == (slice(5, 9), slice(3, 5)) and (far.rows, far.keys) == (slice(3, 5), slice(0, 3))
     assert (near.mask[0, 0] == 0).tolist() == [[True, True], [False, True], [True, True], [False, True]]
     assert (far.mask[0, 0] == 0).tolist() == [[False, True, True], [False, False, True]]
-    assert Plan.within(chains, 8, torch.tensor(position), torch.float64).rectangles == Plan.of(chains).rectangles
+    assert Plan.in_window(chains, 8, torch.tensor(position), torch.float64).rectangles == Plan.of(chains).rectangles
 
 
 @pytest.mark.parametrize("kernels", [("native", "float32"), ("native", "native"), ("float32", "native")])

@@ -3,7 +3,7 @@
 import pytest
 
 from gxpo.base.errors import ConfigError
-from gxpo.models.decoder.choices import PURPOSES, Trial, base_of, check, class_of, kernel, timed
+from gxpo.models.decoder.choices import PURPOSES, Trial, base_of, check, class_of, kernel, time_kernels
 
 
 class Work:
@@ -24,7 +24,7 @@ class Work:
         return run
 
     def trial(self, purpose="products"):
-        return timed(purpose, self.runs, clock=lambda: self.now)
+        return time_kernels(purpose, self.runs, clock=lambda: self.now)
 
 
 @pytest.mark.parametrize(

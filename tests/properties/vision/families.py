@@ -164,7 +164,7 @@ def own_logits(own: Any, model: Any, ids: list[int]) -> Tensor:
         if inputs["pixel_values"].dim() == 5:  # the pictures of one text
             inputs["pixel_values"] = inputs["pixel_values"].transpose(0, 1)
         inputs["pixel_values"] = inputs["pixel_values"].to(next(own.parameters()).dtype)
-    return own(**inputs).logits[0].index_fill(-1, torch.tensor(vision.banned), -torch.inf)
+    return own(**inputs).logits[0].index_fill(-1, torch.tensor(vision.banned_ids), -torch.inf)
 
 
 def own_logprobs(own: Any, model: Any, ids: list[int]) -> Tensor:

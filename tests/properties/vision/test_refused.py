@@ -32,11 +32,11 @@ def test_remote_engines_run_vision_models_if_they_show_pictures():
     run = Run("d", "LlavaForConditionalGeneration", "float32", "cpu", 1, 1, Sampling(), sees=True)
     with pytest.raises(ConfigError, match=r"sampling.engine=openai can't be used here: .*/v1/completions takes"):
         choose("openai", run, servers=["http://localhost:8000/v1"])
-    assert choose("vllm", run, installed=lambda where: True).engine == "vllm"
-    assert choose("auto", run, installed=lambda where: True).engine == "torch"
+    assert choose("vllm", run, has_vllm=lambda where: True).engine == "vllm"
+    assert choose("auto", run, has_vllm=lambda where: True).engine == "torch"
     own_text = replace(run, own_pictures="NearestProcessor")
     with pytest.raises(ConfigError, match=r"sampling.engine=vllm can't be used here: .* gxpo's own NearestProcessor"):
-        choose("vllm", own_text, installed=lambda where: True)
+        choose("vllm", own_text, has_vllm=lambda where: True)
 
 
 def test_training_engines_refuse_forests_with_pictures():
@@ -63,12 +63,12 @@ def test_placeholders_are_never_sampled(family, kernels):
     head = model.get_output_embeddings()
     with torch.no_grad():  # the placeholder's logit would be far above all others
         state = torch.randn(head.weight.shape[1], generator=torch.Generator().manual_seed(0))
-        for token in vision.banned:
+        for token in vision.banned_ids:
             head.weight[token] = 50 * state
     request = Request(prompt=(1, *vision.ids(picture(0)), 5), streams=tuple(replace(KEY, attempt=i) for i in range(64)))
     engine = TorchEngine(model, stop_ids=[2], kernels=kernels)
     actual = engine.sample([request], Sampling(temperature=2.0, max_new_tokens=6))
-    assert not {*vision.banned} & {t for said_actual in actual[0] for t in said_actual.tokens}
+    assert not {*vision.banned_ids} & {t for said_actual in actual[0] for t in said_actual.tokens}
 
 
 @pytest.mark.parametrize("key, value", [("learner.images_per_microbatch", 2), ("learner.freeze_vision_tower", True)])

@@ -45,7 +45,7 @@ def test_a_tools_answer_keeps_its_picture_behind_a_summary():
     context.observe([{"role": "tool", "content": shown(1)}])
     assert context.summarising and media.refs_in(context.ids) == (picture(0), picture(1))
     context.act(TOKENIZER("so far", add_special_tokens=False).input_ids)
-    context.summarised("so far")
+    context.summarise("so far")
     assert media.refs_in(context.ids) == (picture(1),)
 
 

@@ -20,11 +20,11 @@ def no(python):
 
 
 def test_auto_takes_vllm_where_it_is_installed():
-    assert choose("auto", RUN, installed=yes).engine == "vllm"
-    local_choose = choose("auto", RUN, python="/opt/vllm/bin/python", installed=yes)
-    assert (local_choose.engine, local_choose.why) == ("vllm", "it is installed in /opt/vllm/bin/python")
-    away = choose("auto", RUN, installed=no)
-    assert (away.engine, away.why) == ("torch", "vllm is not installed")
+    assert choose("auto", RUN, has_vllm=yes).engine == "vllm"
+    local_choose = choose("auto", RUN, python="/opt/vllm/bin/python", has_vllm=yes)
+    assert (local_choose.engine, local_choose.reason) == ("vllm", "it is installed in /opt/vllm/bin/python")
+    away = choose("auto", RUN, has_vllm=no)
+    assert (away.engine, away.reason) == ("torch", "vllm is not installed")
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def test_auto_takes_vllm_where_it_is_installed():
     ],
 )
 def test_auto_takes_torch_with_a_reason_where_vllm_does_not_fit(change, words):
-    choice = choose("auto", replace(RUN, **change), installed=yes)
-    assert choice.engine == "torch" and words in choice.why
+    choice = choose("auto", replace(RUN, **change), has_vllm=yes)
+    assert choice.engine == "torch" and words in choice.reason
 
 
 def test_a_configured_engine_is_taken_or_refused():
-    assert choose("torch", RUN, installed=yes).engine == "torch"
-    assert choose("vllm", replace(RUN, model="tiny", device="cuda"), installed=yes).engine == "vllm"
+    assert choose("torch", RUN, has_vllm=yes).engine == "torch"
+    assert choose("vllm", replace(RUN, model="tiny", device="cuda"), has_vllm=yes).engine == "vllm"
     assert choose("openai", RUN, servers=["http://localhost:8000/v1"]).engine == "openai"
 
 

@@ -29,11 +29,11 @@ def test_the_least_recently_used_cache_is_dropped():
     caches.put("a", prefix(1, 2))
     caches.put("b", prefix(3, 4))
     caches.put("c", prefix(5, 6))
-    assert (caches.tokens, caches.dropped) == (6, 0)
+    assert (caches.tokens, caches.n_dropped) == (6, 0)
     caches.use(["a", "unknown"])
     caches.put("d", prefix(7))  # b makes room
-    assert (caches.tokens, caches.dropped) == (5, 1)
-    assert caches.take("b", (3, 4, 5)) is None and caches.mismatched == 0
+    assert (caches.tokens, caches.n_dropped) == (5, 1)
+    assert caches.take("b", (3, 4, 5)) is None and caches.n_mismatched == 0
     assert caches.take("a", (1, 2, 3)).tokens == (1, 2)
     assert caches.take("a", (1, 2, 3)) is None  # it was taken
     assert caches.tokens == 3
@@ -43,16 +43,16 @@ def test_a_cache_over_the_limit_evicts_nothing():
     caches = PrefixCaches(3)
     caches.put("a", prefix(1, 2))
     caches.put("b", prefix(1, 2, 3, 4))
-    assert (caches.tokens, caches.dropped) == (2, 1)
+    assert (caches.tokens, caches.n_dropped) == (2, 1)
     caches.put("a", prefix(1, 2, 3, 4))  # the older cache of a is out of date
-    assert (caches.tokens, caches.dropped) == (0, 2)
+    assert (caches.tokens, caches.n_dropped) == (0, 2)
 
 
 def test_a_prompt_that_begins_differently_is_a_mismatch():
     caches = PrefixCaches(9)
     caches.put("a", prefix(1, 2))
     assert caches.take("a", (1, 3, 2)) is None
-    assert (caches.tokens, caches.mismatched, caches.dropped) == (0, 1, 0)
+    assert (caches.tokens, caches.n_mismatched, caches.n_dropped) == (0, 1, 0)
 
 
 NAMES = st.sampled_from("abcd")
@@ -90,7 +90,7 @@ def test_caches_behave_as_a_list_in_order_of_use(actions, limit):
         else:
             caches.release([name])
             expected_caches = others
-        assert caches.tokens == sum(len(t) for _, t in expected_caches) and caches.dropped == dropped
+        assert caches.tokens == sum(len(t) for _, t in expected_caches) and caches.n_dropped == dropped
 
 
 # ---------------------------------------------------------------- streams
@@ -248,16 +248,16 @@ LETTERS = letters()
 
 def test_stop_ids_end_an_action():
     stopping = Stopping([1, 5], [], None, 27)
-    assert stopping.done(torch.tensor([1, 4, 5]), torch.tensor([[1], [4], [5]])).tolist() == [True, False, True]
+    assert stopping.is_done(torch.tensor([1, 4, 5]), torch.tensor([[1], [4], [5]])).tolist() == [True, False, True]
 
 
 def test_the_token_that_completes_a_stop_string_ends_it():
     a, b, c, ab, bc = LETTERS.convert_tokens_to_ids(["a", "b", "c", "ab", "bc"])
     stopping = Stopping([], ["abc"], LETTERS, len(LETTERS))
-    assert stopping.done(torch.tensor([c]), torch.tensor([[ab, c]])).tolist() == [True]
-    assert stopping.done(torch.tensor([bc]), torch.tensor([[a, bc]])).tolist() == [True]
-    assert stopping.done(torch.tensor([c]), torch.tensor([[b, c]])).tolist() == [False]
-    assert stopping.done(torch.tensor([b]), torch.tensor([[a, b]])).tolist() == [False]
+    assert stopping.is_done(torch.tensor([c]), torch.tensor([[ab, c]])).tolist() == [True]
+    assert stopping.is_done(torch.tensor([bc]), torch.tensor([[a, bc]])).tolist() == [True]
+    assert stopping.is_done(torch.tensor([c]), torch.tensor([[b, c]])).tolist() == [False]
+    assert stopping.is_done(torch.tensor([b]), torch.tensor([[a, b]])).tolist() == [False]
 
 
 @pytest.mark.parametrize("string", ["a", "bc", "abc", "cab", " a", "a a", "q"])
@@ -269,7 +269,7 @@ def test_no_completing_token_is_missed(string):
         texts = [LETTERS.decode(list(sequence[:n])) for n in (1, 2, 3)]
         ended = [string in text for text in texts]
         if not any(ended[:2]):
-            assert stopping.done(torch.tensor(sequence[2:]), torch.tensor([sequence])).tolist() == [ended[2]]
+            assert stopping.is_done(torch.tensor(sequence[2:]), torch.tensor([sequence])).tolist() == [ended[2]]
 
 
 def test_most_tokens_are_never_decoded():

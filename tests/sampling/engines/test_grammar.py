@@ -9,7 +9,7 @@ from tests.sampling.engines.letters import letters
 
 from gxpo.base.errors import ModelError
 from gxpo.models.tiny import character_tokenizer
-from gxpo.sampling.engines.grammar import Grammars, compiled
+from gxpo.sampling.engines.grammar import Grammars, compile_grammar
 
 pytest.importorskip("llguidance")
 
@@ -72,7 +72,7 @@ def test_blanks_between_parts_have_a_limit():
 )
 def test_what_can_not_be_followed_is_refused_in_one_line(grammar, reason):
     with pytest.raises(ModelError) as caught:
-        compiled(grammar)
+        compile_grammar(grammar)
     assert reason in str(caught.value) and "\n" not in str(caught.value)
 
 

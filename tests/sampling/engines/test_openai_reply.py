@@ -64,9 +64,9 @@ def test_greedy_tokens_have_probability_one():
 
 def test_cached_tokens_are_zero_where_nothing_is_reported():
     choices = [{"token_ids": [5]}]
-    assert Reply.model_validate({"choices": choices}).cached == 0
+    assert Reply.model_validate({"choices": choices}).n_cached == 0
     usage = {"prompt_tokens_details": {"cached_tokens": 16}}
-    assert Reply.model_validate({"choices": choices, "usage": usage}).cached == 16
+    assert Reply.model_validate({"choices": choices, "usage": usage}).n_cached == 16
 
 
 def test_models_may_have_a_context_limit():

@@ -53,7 +53,7 @@ def test_growing_contexts_are_sampled_as_if_prefilled_anew(sampling, batch_rows,
     agree(model, kept_play, fresh, sampling.temperature, 1e-10)
     assert len({len(c.tokens) for e in kept_play for c in e.said}) > 3 and len({len(e.said) for e in kept_play}) > 2
     assert 0 < engine.prefilled_tokens < without.prefilled_tokens and engine.reused_tokens > 0
-    assert engine.dropped == engine.mismatched == engine.unkept == without.reused_tokens == without.kept_tokens == 0
+    assert engine.n_dropped == engine.n_mismatched == engine.unkept == without.reused_tokens == without.kept_tokens == 0
 
 
 @pytest.mark.parametrize("heads", [1, 4])
@@ -151,7 +151,7 @@ def test_a_prompt_that_differs_from_its_cache_is_prefilled(prompt):
     engine = TorchEngine(model, stop_ids=[])
     engine.sample([ask((5, 6, 7), "a", "b")], SHORT)
     answers = engine.sample([ask(prompt, "a"), ask(prompt, "b")], SHORT)
-    assert engine.prefilled_tokens == 3 + len(prompt) and engine.reused_tokens == 0 and engine.mismatched == 2
+    assert engine.prefilled_tokens == 3 + len(prompt) and engine.reused_tokens == 0 and engine.n_mismatched == 2
     assert engine.kept_tokens == 2 * (len(prompt) + 2)
     for (c,) in answers:
         assert np.allclose(c.logprobs, forced(model, prompt, c, 1.0), rtol=0, atol=1e-5)
@@ -183,7 +183,7 @@ def test_one_continuation_serves_all_samples_of_its_prompt():
 def test_caching_can_be_switched_off():
     engine = TorchEngine(llama(), keep_tokens=0)
     play(engine, ragged(5, 3), SHORT, keep=True)
-    assert engine.kept_tokens == engine.reused_tokens == engine.dropped == engine.unkept == 0
+    assert engine.kept_tokens == engine.reused_tokens == engine.n_dropped == engine.unkept == 0
 
 
 def test_caches_hold_no_padding():

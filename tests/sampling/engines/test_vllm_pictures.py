@@ -92,18 +92,18 @@ def test_placeholders_have_no_probability(engine):
     vision = vision_of(engine.model)
     head = engine.model.get_output_embeddings()
     with torch.no_grad():  # their logits would be far above all others, or far below
-        head.weight[list(vision.banned)] = 50 * torch.randn(head.weight.shape[1])
+        head.weight[list(vision.banned_ids)] = 50 * torch.randn(head.weight.shape[1])
     engine.policy_version += 1
     requests = [Request(p, streams(str(i), 8)) for i, p in enumerate(prompts(vision)[1:3])]
     for request, group in zip(requests, engine.sample(requests, SHORT), strict=True):
         for c in group:
-            assert not {*vision.banned} & {*c.tokens} and agrees(engine, request.prompt, c)
+            assert not {*vision.banned_ids} & {*c.tokens} and agrees(engine, request.prompt, c)
 
 
 def test_a_prompt_holds_one_placeholder_for_a_picture_in_order(engine):
     vision = vision_of(engine.model)
     one, two = picture(0), picture(1, 50, 70)
-    ids, refs = vllm_pictures.unexpanded((1, *vision.ids(two), *vision.ids(one), 5, *vision.ids(two)), vision)
+    ids, refs = vllm_pictures.collapse((1, *vision.ids(two), *vision.ids(one), 5, *vision.ids(two)), vision)
     assert ids == [1, vision.placeholder, vision.placeholder, 5, vision.placeholder] and refs == (two, one, two)
     header, arrays = vllm_pictures.message([(1, 5), (1, *vision.ids(two), *vision.ids(one))], vision)
     assert header["pictures"] == [[two, 50, 70], [one, 32, 32]] and header["shown"] == [[1, [0, 1]]]
@@ -119,7 +119,7 @@ def reading_otherwise(patched, vision, *prompts):
         full_placeholders = [vision.placeholder if media.is_row(token) else token for token in prompt]
         return [*full_placeholders[:-1], full_placeholders[-1] + (prompt in prompts)]
 
-    patched.setattr(vllm_pictures, "expanded", other)
+    patched.setattr(vllm_pictures, "expand", other)
 
 
 def test_a_misread_prompt_loses_its_own_samples_alone(engine, monkeypatch):
@@ -139,7 +139,7 @@ def test_a_misread_prompt_loses_its_own_samples_alone(engine, monkeypatch):
     (line,) = messages
     assert f"request of task '1' otherwise than the learner does, first at place {len(two.prompt) - 1} of" in line
     assert "unscored" in line
-    assert all(c.within(1).finish == MISREAD for c in actual[1]) and actual[0][0].within(1).finish != MISREAD
+    assert all(c.truncate(1).finish == MISREAD for c in actual[1]) and actual[0][0].truncate(1).finish != MISREAD
 
 
 def test_a_first_picture_that_is_misread_is_an_error(engine, monkeypatch):
@@ -178,7 +178,7 @@ def test_missing_ids_around_a_picture_are_named(tmp_path):
     vision = vision_of(loaded.model)
     assert len(vision.around[0]) == 2
     with pytest.raises(ModelError, match=r"without the ids .* around its rows"):
-        vllm_pictures.unexpanded((1, *media.ids(picture(0), 4), 5), vision)
+        vllm_pictures.collapse((1, *media.ids(picture(0), 4), 5), vision)
 
 
 def test_processors_of_gxpo_s_own_are_refused():

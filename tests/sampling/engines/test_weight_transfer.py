@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.sampling.engines.letters import llama
 
-from gxpo.learning.lora import LoraSettings, merged, with_lora
+from gxpo.learning.lora import LoraSettings, merge_adapters, with_lora
 from gxpo.sampling.engines.weight_transfer import SharedWeights, weights_of
 
 
@@ -24,7 +24,7 @@ def test_adapters_are_added_as_peft_merges_them(targets):
             if "lora_" in name:
                 p.normal_(std=0.3)
     sent = {name: x.clone() for name, x in weights_of(model)}
-    plain = dict(merged(copy.deepcopy(model)).named_parameters())
+    plain = dict(merge_adapters(copy.deepcopy(model)).named_parameters())
     assert sent.keys() == plain.keys()
     assert all(torch.allclose(sent[name], plain[name], atol=1e-6) for name in plain)
     assert not torch.equal(sent["model.layers.0.self_attn.q_proj.weight"],

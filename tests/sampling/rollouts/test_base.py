@@ -48,9 +48,13 @@ class Worded(Rollout):
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts | Fork]:
         out: list[Attempts | Fork] = []
         for draw in draws:
-            messages = draw.attempts(1, label="told", wording=SHOUT, hidden=self.hidden, origin="hint", info={"n": 1})
+            messages = draw.attempts(
+                1, label="told", wording=SHOUT, hides_wording=self.hidden, origin="hint", info={"n": 1}
+            )
             cold = Sampling(temperature=0.0, max_new_tokens=7)
-            adjacent_attempts = draw.attempts(1, first=1, label="beside", policy="old", sampling=cold, measured=True)
+            adjacent_attempts = draw.attempts(
+                1, first=1, label="beside", policy="old", sampling=cold, is_measurement=True
+            )
             out += [draw.attempts(1), messages, adjacent_attempts]
         return out
 
@@ -126,7 +130,7 @@ class Joined(Rollout):
     group_size = 1
 
     def after_turn(self, episodes: Sequence[Any], play: Play) -> list[Attempts | Fork]:
-        return [play.drawn[0].attempts(1, first=1)] if len(episodes) == 1 else []
+        return [play.step_draws[0].attempts(1, first=1)] if len(episodes) == 1 else []
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
         return rounds[0].scored

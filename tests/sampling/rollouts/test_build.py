@@ -10,7 +10,7 @@ from tests.sampling.rollouts.tree_session import TreeSession
 
 from gxpo.base.errors import ConfigError
 from gxpo.parts.protocols import Completion, Request, StreamKey
-from gxpo.sampling.rollouts.build import action, dotted, group_of, keyed, sample_within, stream
+from gxpo.sampling.rollouts.build import action, dotted_name, group_of, random_for, sample_within, stream
 from gxpo.sampling.rollouts.tree import Tree
 
 
@@ -44,8 +44,12 @@ def test_names_of_groups_attempts_and_decisions():
     session = TreeSession(step=3)
     assert group_of(session, "a#1") == "s3/a#1"
     assert stream(session, "a", 2, (0, 1), 4) == StreamKey(5, 3, "a", 2, (0, 1), 4)
-    assert dotted(stream(session, "a", 2, (0, 1))) == "2.0.1"
-    assert keyed(session, "a", 1).random() == keyed(session, "a", 1).random() != keyed(session, "a", 2).random()
+    assert dotted_name(stream(session, "a", 2, (0, 1))) == "2.0.1"
+    assert (
+        random_for(session, "a", 1).random()
+        == random_for(session, "a", 1).random()
+        != random_for(session, "a", 2).random()
+    )
 
 
 def test_options_are_refused_under_the_keys_of_configurations():

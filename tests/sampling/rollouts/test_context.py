@@ -104,7 +104,7 @@ def test_a_summary_is_asked_for_and_begins_the_next_context() -> None:
     assert c.summarising and c.conversation.messages[-1] == user(f"b\n\n{SUMMARISE}")  # type: ignore[union-attr]
     c.act([6])
     assert c.exchanges == [(messages_of("a"), [{"role": "assistant", "content": "5"}])]  # a summary is no exchange
-    assert c.summarised("6").rebuilt and not c.summarising and c.exchanges == []
+    assert c.summarise("6").rebuilt and not c.summarising and c.exchanges == []
     assert c.chat.started[-1] == [user(f"Play.\n\n{SUMMARY}\n6\n\nb")]  # type: ignore[attr-defined]
 
 

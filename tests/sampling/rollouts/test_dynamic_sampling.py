@@ -11,7 +11,7 @@ from tests.sampling.rollouts.scripted_session import RIGHT, UNSCORED, WRONG, Scr
 from gxpo.base.errors import ConfigError, TaskError
 from gxpo.parts.protocols import StreamKey, Task
 from gxpo.sampling.rollouts import DynamicSampling
-from gxpo.sampling.rollouts.dynamic_sampling import mixed
+from gxpo.sampling.rollouts.dynamic_sampling import is_mixed
 
 nan = float("nan")
 
@@ -29,14 +29,14 @@ def by_name(stream: StreamKey) -> int:
 # ---------------------------------------------------------------- the rule
 def test_only_the_mixed_group_is_kept() -> None:
     success = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
-    assert mixed(success, torch.tensor([0, 0, 1, 1, 2, 2])).tolist() == [False, False, True, True, False, False]
+    assert is_mixed(success, torch.tensor([0, 0, 1, 1, 2, 2])).tolist() == [False, False, True, True, False, False]
 
 
 def test_unknown_verdicts_have_no_part_and_singletons_are_kept() -> None:
     success = torch.tensor([1, 0, nan, 1, nan, 0, nan, nan, nan], dtype=torch.float64)
     group = torch.tensor([0, 0, 0, 1, 1, 2, 3, 4, 4])
     # 0: {1, 0} and one unknown; 1: {1}, a pair; 2: single; 3: single unknown; 4: all unknown
-    assert mixed(success, group).tolist() == [True, True, True, False, False, True, False, False, False]
+    assert is_mixed(success, group).tolist() == [True, True, True, False, False, True, False, False, False]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0.0, 1.0, nan])), min_size=1), st.randoms())
@@ -49,7 +49,7 @@ def test_it_is_the_rule_by_loops_whatever_the_order(rows: list[tuple[int, float]
     for group, _ in rows:
         known_members = [v for v in members[group] if v == v]
         expected.append(len(set(known_members)) == 2 or (len(members[group]) == 1 and len(known_members) == 1))
-    got = mixed(torch.tensor([v for _, v in rows]), torch.tensor([g for g, _ in rows]))
+    got = is_mixed(torch.tensor([v for _, v in rows]), torch.tensor([g for g, _ in rows]))
     assert got.tolist() == expected
 
 

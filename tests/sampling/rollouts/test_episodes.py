@@ -146,7 +146,7 @@ def test_a_summary_stands_in_place_of_what_it_sums_up(model, steps):
     say("B")
     context.observe("three")
     assert context.summarising
-    opening = context.summarised(say("so far AB").content)
+    opening = context.summarise(say("so far AB").content)
     assert opening.rebuilt and not context.summarising
     output = tokenizer.decode(context.ids, skip_special_tokens=True)
     assert output == "count\n\nWhat you wrote down so far:\nso far AB\n\nthree"

@@ -91,10 +91,10 @@ def test_inherited_turns_are_stored_once_and_belong_to_both(model, world):
         of[3][: len(of[3]) - len(further.turns[-1]["action"])] == of[2][: len(of[3]) - len(further.turns[-1]["action"])]
     )
     assert not set(of[4]) & set(of[0])
-    sampled = sum(len(t["action"]) for e in play.episodes for t in e.turns[e.inherited :])
+    sampled = sum(len(t["action"]) for e in play.episodes for t in e.turns[e.n_inherited :])
     assert s.budget.generated_tokens == sampled == len({t for own_value in of for t in own_value})
     assert s.budget.rollouts == 5
-    assert (fork.inherited, further.inherited, again.inherited) == (2, len(fork.turns) - 1, 0)
+    assert (fork.n_inherited, further.n_inherited, again.n_inherited) == (2, len(fork.turns) - 1, 0)
 
 
 def test_a_fork_goes_its_own_way_and_the_base_is_untouched(model, world):
@@ -106,7 +106,7 @@ def test_a_fork_goes_its_own_way_and_the_base_is_untouched(model, world):
     s = session(model, world, sampling=Sampling(max_new_tokens=2))
     with Play(s, restorable=True) as play:
         (base,) = play.start(TASKS[:1], ["w/3"], 1)
-        play.turn(play.running([base]))
+        play.turn(play.active([base]))
         (adjacent_value,) = play.fork(
             [(base, 1, at(s, 0, 0), "w/3/0.0")]
         )  # before the turn that the base has not taken yet
@@ -145,7 +145,7 @@ def test_a_broken_restart_costs_the_fork_alone(model, world):
         play.finish([base])
         play.envs = Broken(world)
         (fork,) = play.fork([(base, 1, at(s, 0, 0), "w/3/0.0")])
-        assert play.running([fork]) == [] and fork.failure == "no way back"
+        assert play.active([fork]) == [] and fork.failure == "no way back"
         scored = s.score(play.forest()) if s.know(TASKS) is None else None
     assert scored is not None and scored.scored.tolist() == [True, False]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gxpo.base.errors import ConfigError
-from gxpo.sampling.rollouts.graph import Graph, Role, filled, graph
+from gxpo.sampling.rollouts.graph import Graph, Role, fill_text, graph
 
 SOLVER = Role("solver", answer="{solver}")
 PAIR = Graph((SOLVER, Role("verifier", "Is it {solver}?", back="solver", accepts=r"\byes\b")), rounds=2)
@@ -42,8 +42,8 @@ def test_the_longest_attempt_counts_every_round() -> None:
 
 def test_a_template_is_filled_and_a_function_called() -> None:
     texts = {"prompt": "2+2", "solver": "4"}
-    assert filled("{prompt}={solver} {{}}", texts) == "2+2=4 {}"
-    assert filled(lambda texts: texts["solver"] * 2, texts) == "44"
+    assert fill_text("{prompt}={solver} {{}}", texts) == "2+2=4 {}"
+    assert fill_text(lambda texts: texts["solver"] * 2, texts) == "44"
 
 
 @pytest.mark.parametrize(

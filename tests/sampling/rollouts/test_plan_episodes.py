@@ -16,7 +16,7 @@ from gxpo.forest.forest import Forest
 from gxpo.learning.torch import TorchLearner
 from gxpo.parts.protocols import EpisodeRules, PolicyTokens, Sampling
 from gxpo.sampling.rollouts import Independent
-from gxpo.sampling.rollouts.plan_episodes import filled
+from gxpo.sampling.rollouts.plan_episodes import fill_template
 from gxpo.sampling.rollouts.plan_execute import PlanExecute, Planned
 from gxpo.training.models import tiny_model
 
@@ -179,7 +179,7 @@ def test_templates_say_what_is_asked(count):
     assert plan["context"] == "count\n\nPlan: 2 left\n>"
     assert first["context"] == "count\n\n2 left\n> ({prompt})"  # what a plan says is never a hole
     calls = [{"role": "tool", "content": "a"}, {"role": "tool", "content": "b"}]
-    assert [m["content"] for m in filled("{plan}:{prompt}", calls, "go")] == ["a", "go:b"]
+    assert [m["content"] for m in fill_template("{plan}:{prompt}", calls, "go")] == ["a", "go:b"]
 
 
 # ---------------------------------------------------------------- together

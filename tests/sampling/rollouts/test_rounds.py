@@ -61,7 +61,7 @@ class Twice(Rollout):
         return self.more(play) if len(rounds) == 1 else []
 
     def more(self, play):
-        return [draw.attempts(2, first=4) for draw in play.drawn]
+        return [draw.attempts(2, first=4) for draw in play.step_draws]
 
     def read(self, rounds, play):
         """Nothing."""
@@ -161,7 +161,7 @@ class GrowsItself(Rollout):
     def grow(self, tasks, session):
         with self._play(session) as play:
             for first in (0, 4):
-                begun = play.begin([draw.attempts(2, first=first) for draw in (play.drawn or play.draws(tasks))])
+                begun = play.begin([draw.attempts(2, first=first) for draw in (play.step_draws or play.draws(tasks))])
                 play.finish(begun)
                 session.score(play.forest(begun))
             return play.forest()

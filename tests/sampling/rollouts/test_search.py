@@ -58,8 +58,8 @@ class Script(Grower):
             self.expanded.append(node.path)
             for k in range(self.width):
                 path = (*node.path, k)
-                node.add(path, [-self.surprise.get(path, 1.0)], terminal=path in self.ends, cut=False)
-                tree.spent += 1
+                node.add(path, [-self.surprise.get(path, 1.0)], terminal=path in self.ends, is_cut=False)
+                tree.n_tokens += 1
 
     def record(self, tree: SearchTree, leaf: Node, base: Node | None, shared: int) -> dict[str, Any]:
         return {
@@ -81,7 +81,7 @@ class Script(Grower):
 def test_search_backs_up_one_terminal_then_expands_the_best_node():
     ends = {(2,): 1.0, (0, 1): 0.0, (1, 0): 0.0, (1, 1): 0.0, (1, 2): 0.0}
     grower = Script(3, 3, ends, _11=0.5)
-    forest = Search(terminals=3, width=3, greedy=True).searched([A], grower)
+    forest = Search(terminals=3, width=3, greedy=True).search([A], grower)
     # 2 succeeds at depth 1: the root has (0 + 1) / 2. Nodes 0 and 1 score alike, the first is expanded; 01 fails at
     # depth 2: node 0 has -2/3 over 2 visits, the root keeps .5, over 2. Then 1 (parent's q .25) comes before 00 and 02
     # (-1/3); of its three failures the surest, 11, is backed up
@@ -97,7 +97,7 @@ def test_search_backs_up_one_terminal_then_expands_the_best_node():
 
 def test_without_a_terminal_it_goes_on_with_a_child():
     grower = Script(2, 4, {(0, 0, 1): 1.0})
-    Search(terminals=1, width=2, greedy=True).searched([A], grower)
+    Search(terminals=1, width=2, greedy=True).search([A], grower)
     assert grower.expanded == [(), (0,), (0, 0)]
 
 
@@ -106,7 +106,7 @@ def test_children_are_drawn_by_softmax():
     part, tree = Search(), SearchTree(A, "a", "g", random.Random(0))
     children = [Node(tree.root, (k,), visits=2, value=v) for k, v in enumerate((1.0, 0.0, -1.0))]
     tree.root.visits = 1  # ln 1 = 0: no bonus
-    drawn_paths = [part._chosen(children, tree.root, tree.draws).path[0] for _ in range(2000)]
+    drawn_paths = [part._choose(children, tree.root, tree.draws).path[0] for _ in range(2000)]
     total = sum(math.exp(q) for q in (0.5, 0.0, -0.5))
     for k, q in enumerate((0.5, 0.0, -0.5)):
         p = math.exp(q) / total
@@ -116,7 +116,7 @@ def test_children_are_drawn_by_softmax():
 def test_plain_search_goes_down_from_the_root():
     ends = {(0,): 1.0, (1, 0): 0.0, (1, 1): 0.0, (2, 0): 1.0, (2, 1): 1.0, (2, 2): 1.0, (1, 2, 0): 1.0}
     grower = Script(3, 4, ends)
-    forest = Search(terminals=7, width=3, greedy=True, **PLAIN).searched([A], grower)
+    forest = Search(terminals=7, width=3, greedy=True, **PLAIN).search([A], grower)
     # 0 ends; of 1 and 2, unvisited, the first; two of its three fail; then 2, unvisited; all of it ends, so 1 again
     assert grower.expanded == [(), (1,), (2,), (1, 2)]
     assert forest.id == [f"s3/a/0.{p}" for p in ("0", "1.0", "1.1", "2.0", "2.1", "2.2", "1.2.0")]
@@ -128,13 +128,13 @@ def test_plain_search_goes_down_from_the_root():
 def test_a_tree_in_which_everything_has_ended_is_done():
     grower = Script(2, 2, {(0,): 1.0, (1,): 0.0})
     for part in (Search(terminals=8, width=2, **PLAIN), Search(terminals=8, width=2)):
-        assert part.searched([A], grower).n_trajectories == (2 if part.backup == "all" else 1)
+        assert part.search([A], grower).n_trajectories == (2 if part.backup == "all" else 1)
 
 
 def test_an_unknown_outcome_counts_as_nothing():
     grower = Script(2, 3, {(0,): math.nan, (1, 0): 1.0, (1, 1): math.nan})
     with pytest.raises(Exception, match="finite"):
-        Search(terminals=2, width=2).searched([A], grower)  # a record says null, never nan
+        Search(terminals=2, width=2).search([A], grower)  # a record says null, never nan
     assert Node(outcome=0.0).q == 0.0
 
 

@@ -50,17 +50,17 @@ def test_puct_prefers_likely_pieces_and_those_without_visits() -> None:
 
 def test_a_child_adds_its_tokens_and_surprise_to_its_parents() -> None:
     root = Node()
-    child = root.add("ab", [-1.0, -3.0], terminal=False, cut=False)
-    leaf = child.add("c", [-0.5], terminal=True, cut=True)
+    child = root.add("ab", [-1.0, -3.0], terminal=False, is_cut=False)
+    leaf = child.add("c", [-0.5], terminal=True, is_cut=True)
     assert (child.path, child.tokens, child.length, child.surprise, child.total) == ((0,), 2, 2, 2.0, 4.0)
     assert (leaf.path, leaf.length, leaf.surprise, leaf.total) == ((0, 0), 3, 0.5, 4.5)
-    assert (leaf.terminal, leaf.closed, leaf.cut, child.closed) == (True, True, True, False)
+    assert (leaf.terminal, leaf.is_closed, leaf.is_cut, child.is_closed) == (True, True, True, False)
 
 
 def test_the_way_to_a_node_leaves_out_the_root() -> None:
     root = Node()
-    first = root.add("a", [], terminal=False, cut=False)
-    second = root.add("b", [], terminal=False, cut=False)
-    leaf = second.add("c", [], terminal=True, cut=False)
+    first = root.add("a", [], terminal=False, is_cut=False)
+    second = root.add("b", [], terminal=False, is_cut=False)
+    leaf = second.add("c", [], terminal=True, is_cut=False)
     assert leaf.way() == [second, leaf] and root.way() == []
     assert list(root.below()) == [root, first, second, leaf]

@@ -163,7 +163,7 @@ def test_what_is_scored_is_what_was_read_written_and_answered(model, steps):
     assert len(seen_candidates) == forest.n_trajectories
     for r, x in enumerate(seen_candidates):
         assert x.read == s.decode(forest.context(int(forest.prompt_node[r]))) and x.turn == forest.info[r]["turn"]
-        assert x.action == s.decode(forest.action(r)) and x.then.state == forest.final_state[r]
+        assert x.action == s.decode(forest.action(r)) and x.answer.state == forest.final_state[r]
         assert x.task.id == "steps/0"
 
 

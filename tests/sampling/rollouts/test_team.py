@@ -26,7 +26,7 @@ from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.sampling.rollouts.build import first_best
 from gxpo.sampling.rollouts.graph import GRAPHS, Graph, Role, graph, second_opinion
 from gxpo.sampling.rollouts.team import Team
-from gxpo.sampling.rollouts.team_cells import TeamCells, mixed
+from gxpo.sampling.rollouts.team_cells import TeamCells, mix_scores
 from gxpo.training.models import character_tokenizer
 from gxpo.training.session import Session
 
@@ -333,7 +333,7 @@ def test_candidates_without_a_reward() -> None:
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=6), st.floats(0, 2))
 def test_the_reward_and_the_way_on(team: list[float], alpha: float) -> None:
     local = [0.5 * (i % 2) for i in range(len(team))]
-    reward = mixed(torch.tensor(team, dtype=torch.float64), torch.tensor(local), alpha).tolist()
+    reward = mix_scores(torch.tensor(team, dtype=torch.float64), torch.tensor(local), alpha).tolist()
     assert reward == pytest.approx([alpha * t + x for t, x in zip(team, local, strict=True)])
     best = first_best(reward)
     assert reward[best] == max(reward) and reward[best] not in reward[:best]

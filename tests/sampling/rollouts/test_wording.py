@@ -7,7 +7,7 @@ from tests.sampling.rollouts.growing_session import GrowingSession, tasks, with_
 
 from gxpo.base.errors import ConfigError, TaskError
 from gxpo.parts.protocols import Task
-from gxpo.sampling.rollouts.wording import Wording, check_template, hints_of, prefix, reworded
+from gxpo.sampling.rollouts.wording import Wording, check_template, hints_of, prefix, reword
 
 
 def no_reward(_: str, text: str) -> float | None:
@@ -47,15 +47,15 @@ def test_hints_are_the_tasks_own_or_prefixes_of_its_solution() -> None:
 def test_hint_goes_into_the_text_or_the_last_user_message() -> None:
     chat = Task("c", ({"role": "user", "content": "one"}, {"role": "assistant", "content": "two"},
                       {"role": "user", "content": "three"}, {"role": "tool", "content": "four"}))  # fmt: skip
-    assert reworded(Task("t", "{q}"), "{prompt} Hint: {hint}", hint="{h}").prompt == "{q} Hint: {h}"
-    assert [m["content"] for m in reworded(chat, "{prompt}|{hint}", hint="h").prompt] == [
+    assert reword(Task("t", "{q}"), "{prompt} Hint: {hint}", hint="{h}").prompt == "{q} Hint: {h}"
+    assert [m["content"] for m in reword(chat, "{prompt}|{hint}", hint="h").prompt] == [
         "one",
         "two",
         "three|h",
         "four",
     ]
     with pytest.raises(TaskError, match="neither a text nor a chat"):
-        reworded(Task("i", (1, 2)), "{prompt}{hint}", hint="h")
+        reword(Task("i", (1, 2)), "{prompt}{hint}", hint="h")
 
 
 def test_a_cut_by_lines_keeps_whole_lines_and_at_least_one() -> None:

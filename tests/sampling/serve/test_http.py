@@ -172,7 +172,9 @@ def test_keys_and_routes():
         assert HTTP.get(f"{root}/v1/nothing").json()["error"]["type"] == "invalid_request_error"
         broken = HTTP.post(f"{root}/sk-1/v1/chat/completions", content=b"{")
         assert broken.status_code == 400 and "not JSON" in broken.json()["error"]["message"]
-        assert post(url, "sk-1", "/reward", reward=0.5).json() == {"ok": True} and attempt.posted == {"reward": 0.5}
+        assert post(url, "sk-1", "/reward", reward=0.5).json() == {"ok": True} and attempt.outcome_body == {
+            "reward": 0.5
+        }
 
 
 def test_a_prompt_that_is_too_long():
@@ -206,9 +208,9 @@ def test_a_client_that_goes_away_is_not_sampled_for():
                 timeout=0.2,
             )
         until = time.monotonic() + 5
-        while attempt.waiting and time.monotonic() < until:
+        while attempt.n_waiting and time.monotonic() < until:
             time.sleep(0.01)
-        assert attempt.waiting == 0 and attempt.calls == 0 and queue.take(time.monotonic()) == []
+        assert attempt.n_waiting == 0 and attempt.calls == 0 and queue.take(time.monotonic()) == []
     finally:
         queue.close()
         server.close()
@@ -249,7 +251,7 @@ def test_calls_after_a_malformed_one_are_answered():
             assert HTTP.post(f"{url}/reward", content=nonsense, headers=headers).status_code == 400
             assert attempt.post_error is not None
         post(url, "sk-1", "/reward", reward=1)
-        assert attempt.posted == {"reward": 1} and attempt.post_error is None
+        assert attempt.outcome_body == {"reward": 1} and attempt.post_error is None
         assert ask(url, "sk-1", [user("x")])["content"] == "x"
         attempt.history.turns()
 

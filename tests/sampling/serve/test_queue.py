@@ -50,7 +50,7 @@ def test_an_episode_that_is_over_is_not_waited_for():
     threading.Timer(0.02, built_value.end, [b]).start()
     assert built_value.take() == [] and built_value.collect() == [b]  # first the next episode may begin
     assert [call.attempt for call in taken(built_value)] == [a]
-    assert built_value.unawaited == 0
+    assert built_value.n_unawaited == 0
 
 
 def test_a_late_episode_is_waited_for_once():
@@ -59,11 +59,11 @@ def test_a_late_episode_is_waited_for_once():
     built_value.clock.now += 4.9
     assert taken(built_value) == []
     built_value.clock.now += 0.2
-    assert taken(built_value) == [call] and built_value.unawaited == 1
-    built_value.answered(call)
+    assert taken(built_value) == [call] and built_value.n_unawaited == 1
+    built_value.count_answer(call)
     call = built_value.submit(a, ASKED)
-    assert taken(built_value) == [call] and built_value.unawaited == 1
-    built_value.answered(call)
+    assert taken(built_value) == [call] and built_value.n_unawaited == 1
+    built_value.count_answer(call)
     built_value.submit(b, ASKED)  # it asks again: it counts again
     assert taken(built_value) == []
 
@@ -71,7 +71,7 @@ def test_a_late_episode_is_waited_for_once():
 def test_without_patience_calls_are_answered_as_they_come():
     built_value, (a, _) = queue(2, patience=0.0)
     call = built_value.submit(a, ASKED)
-    assert taken(built_value) == [call] and built_value.unawaited == 0
+    assert taken(built_value) == [call] and built_value.n_unawaited == 0
 
 
 def test_parallel_calls_of_an_episode_are_answered_together():
@@ -112,7 +112,7 @@ def test_an_agents_time_is_its_own():
     built_value.clock.now += 50.0
     assert a.own_seconds(built_value.clock()) == 2.0  # the wait for a reply is not counted
     taken(built_value)
-    built_value.answered(call)
+    built_value.count_answer(call)
     built_value.clock.now += 3.0
     assert a.own_seconds(built_value.clock()) == 5.0
 
@@ -131,14 +131,14 @@ def test_a_newcomers_episode_ends_with_its_reward_or_idle():
     assert caught.value.status == 409
     first.history.threads.append(Thread(0, "agent"))
     built_newcomers.post(first, 1.0)
-    assert built_newcomers.collect() == [first] and first.posted == 1.0
+    assert built_newcomers.collect() == [first] and first.outcome_body == 1.0
     second = built_newcomers.attempt("k")
     assert second is not first and built_newcomers.collect() == []
     call = built_newcomers.submit(second, ASKED)
     built_newcomers.clock.now += 10 * IDLE
     assert built_newcomers.collect() == []  # it waits for a reply
     assert built_newcomers.take(built_newcomers.clock()) == [call]
-    built_newcomers.answered(call)
+    built_newcomers.count_answer(call)
     built_newcomers.clock.now += IDLE - 1
     assert built_newcomers.attempt("k") is second  # which counts as a call
     built_newcomers.clock.now += IDLE

@@ -82,8 +82,10 @@ def test_episodes_of_two_groups_have_different_names() -> None:
 
 def test_rewards_are_scored_by_the_service() -> None:
     routine = Routine()
-    rewards = GroupRewards(routine, SimpleNamespace(weighed={"correct": 1.0}))  # type: ignore[arg-type]
+    rewards = GroupRewards(routine, SimpleNamespace(weighted_names={"correct": 1.0}))  # type: ignore[arg-type]
     forest: Any = object()
     tasks = [Task("t", "?")]
     assert rewards.score(forest, ("text",), tasks) is forest
-    assert routine.calls == [("rewards", "score", forest, ["text"], tasks)] and rewards.weighed == {"correct": 1.0}
+    assert routine.calls == [("rewards", "score", forest, ["text"], tasks)] and rewards.weighted_names == {
+        "correct": 1.0
+    }

@@ -86,13 +86,13 @@ def test_sampling_goes_on_under_new_weights(tmp_path: Path, monkeypatch: pytest.
         def until_newer() -> bool:
             if self.stage.engine.policy_version != 1:
                 return False
-            with self._changed:
-                return self._changed.wait_for(lambda: self.schedule.version > 1, 60)
+            with self._condition:
+                return self._condition.wait_for(lambda: self.schedule.version > 1, 60)
 
         begun = self._thread is not None
         start(self)
         if not begun:
-            self.stage.engine.interrupted = until_newer
+            self.stage.engine.should_interrupt = until_newer
 
     monkeypatch.setattr(Pipeline, "_start", interrupted_once)
     keys = {"async__order": "finish", "async__partial": True, "trainer__rollouts_every": 1} | AHEAD
@@ -121,8 +121,8 @@ def test_the_clock_changes_nothing_in_order_of_dispatch(tmp_path: Path, monkeypa
 
     def early(self: Pipeline, version: int) -> None:
         publish(self, version)
-        with self._changed:
-            self._changed.wait_for(lambda: not self.schedule.unfinished)
+        with self._condition:
+            self._condition.wait_for(lambda: not self.schedule.unfinished_groups)
 
     monkeypatch.setattr(Pipeline, "publish", early)
     one = train(tmp_path / "early", **keys)
@@ -275,8 +275,8 @@ class Straggling(Rollout):
     let_go: ClassVar[threading.Event] = threading.Event()
 
     def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts | Fork]:
-        first = play.session.step == 1 and play.drawn[0].task.id == FIRST
-        return [] if self.let_go.is_set() or not first else [play.drawn[0].attempts(1, first=len(rounds) + 1)]
+        first = play.session.step == 1 and play.step_draws[0].task.id == FIRST
+        return [] if self.let_go.is_set() or not first else [play.step_draws[0].attempts(1, first=len(rounds) + 1)]
 
 
 FIRST = "arithmetic/27+96"  # what step 1 of seed 0 begins with

@@ -69,7 +69,7 @@ def test_in_order_a_step_waits_for_all_of_its_groups(tmp_path: Path) -> None:
     assert schedule.choose(1) is None and [g.place for g in schedule.choose(2) or []] == [2, 3]
     finish(schedule, 1)
     assert [g.place for g in schedule.choose(1) or []] == [0, 1]
-    assert [g.place for g in schedule.unfinished] == []
+    assert [g.place for g in schedule.unfinished_groups] == []
 
 
 def test_by_finish_running_and_trained_groups_fill_the_capacity(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_old_groups_are_kept_if_they_may_be_trained(tmp_path: Path) -> None:
     schedule = schedule_of(tmp_path, **{"async.order": "finish", "async.over_age": "train"})
     publish(schedule, 0)
     finish(schedule, 0)
-    assert schedule.unusable_groups(9) == ([], []) and [g.place for g in schedule.finished] == [0]
+    assert schedule.unusable_groups(9) == ([], []) and [g.place for g in schedule.finished_groups] == [0]
 
 
 @pytest.mark.parametrize(("in_flight", "sizes"), [("auto", [2, 2]), (1, [1, 1, 1, 1])])

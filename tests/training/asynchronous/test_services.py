@@ -49,7 +49,7 @@ def test_a_published_version_keeps_its_weights() -> None:
         policy.use(version)
         assert all(torch.equal(x, weights[name]) for name, x in policy.model.state_dict().items())
     policy.retire({1})
-    assert set(policy.published) == {1}
+    assert set(policy.tensors_by_version) == {1}
     assert not any(p.requires_grad for p in policy.model.parameters())
     with pytest.raises(ModelError, match="no policy 'other'"):
         policy.acting("other")
@@ -61,7 +61,7 @@ def test_with_lora_a_version_has_only_the_adapters() -> None:
     policy.publish(0)
     theirs, own_value = (dict(m.named_parameters()) for m in (learner.model, policy.model))
     trained = {name for name, p in theirs.items() if p.requires_grad}
-    assert trained and set(policy.published[0]) == trained
+    assert trained and set(policy.tensors_by_version[0]) == trained
     assert all((own_value[name] is theirs[name]) == (name not in trained) for name in theirs)
 
 
@@ -82,7 +82,7 @@ def test_each_token_has_the_log_prob_of_the_version_that_drew_it() -> None:
         newest[0] = 2 if len(asked_policy_versions) >= 3 else 1
         return newest[0] > engine.policy_version
 
-    engine.interrupted = interrupted
+    engine.should_interrupt = interrupted
     group = Group(0, 1, [Task("t", "?")], 2)
     prompts = ((1, 2, 3), (4, 5))
     keys = [StreamKey(0, 1, "t", i) for i in range(4)]
@@ -103,7 +103,7 @@ def test_each_token_has_the_log_prob_of_the_version_that_drew_it() -> None:
             allowed = logits.double().topk(5)
             place = allowed.indices.tolist().index(token)
             assert logprob == pytest.approx(float(allowed.values.log_softmax(0)[place]), abs=1e-5)
-    cut = next(c for _, c in actual if c.versions).within(2)
+    cut = next(c for _, c in actual if c.versions).truncate(2)
     assert cut.versions == () and len(cut.tokens) == 2
 
 

@@ -65,7 +65,7 @@ def test_a_completion_shows_later_observations_and_cut_actions():
         {"observation_text": "a wall", "action": [2, 3]},
     ]
     assert samples.completion_of({"turns": turns}) == "left [cut]\n[observed] a wall\ntokens [2, 3]"
-    assert samples.completion_of({"turns": turns}, cut="") == "left\n[observed] a wall\ntokens [2, 3]"
+    assert samples.completion_of({"turns": turns}, ending="") == "left\n[observed] a wall\ntokens [2, 3]"
 
 
 def test_a_fork_names_the_turn_that_it_continues():

@@ -6,7 +6,7 @@ import pytest
 
 from gxpo.base.errors import ModelError
 from gxpo.base.media import PICTURES
-from gxpo.environments.tasks.source import reserved, stream
+from gxpo.environments.tasks.source import is_reserved, stream
 from gxpo.training.models import WARMUPS, Recipe, character_tokenizer, tiny_model, warm_start
 from gxpo.training.models.demonstrations import Demonstrations
 from gxpo.training.models.load import rows_of_model, warm_task
@@ -37,7 +37,7 @@ def test_demonstrations_are_training_instances_keyed_by_seed():
     one, other = (Demonstrations("frozenlake", BARE, 0.3, stream(7)) for _ in range(2))
     assert one.examples(300, 0) == other.examples(300, 0)
     first = {s.info["seed"] for s in one.world.source.draw(64, 0)}
-    assert not any(reserved(one.world.envs.contents([seed])[0]) for seed in first)
+    assert not any(is_reserved(one.world.envs.contents([seed])[0]) for seed in first)
 
 
 def test_an_untrained_model_rarely_acts_and_is_checked():

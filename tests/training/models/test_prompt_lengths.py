@@ -70,10 +70,10 @@ def test_dropped_tasks_are_counted_and_epochs_skip_them() -> None:
 
 def test_a_shortened_text_keeps_its_end_and_bos() -> None:
     lengths = plain("truncate_left")
-    assert lengths.shortened(Task("t", "abcdefghijklmnopqrstuvwxyz", "x")).prompt == "lmnopqrstuvwxyz"
-    assert lengths.shortened(Task("t", (1, *range(10, 40)))).prompt == (1, *range(25, 40))
+    assert lengths.shorten(Task("t", "abcdefghijklmnopqrstuvwxyz", "x")).prompt == "lmnopqrstuvwxyz"
+    assert lengths.shorten(Task("t", (1, *range(10, 40)))).prompt == (1, *range(25, 40))
     bare = PromptLengths(PlainChat(tokenizer_of("qwen25")), None, 12, 4, "truncate_left")
-    assert bare.shortened(Task("t", tuple(range(40)))).prompt == tuple(range(32, 40))
+    assert bare.shorten(Task("t", tuple(range(40)))).prompt == tuple(range(32, 40))
 
 
 def test_the_longest_message_is_cut_and_system_and_roles_stay() -> None:
@@ -86,15 +86,15 @@ def test_the_longest_message_is_cut_and_system_and_roles_stay() -> None:
     )
     lengths = PromptLengths(chat, None, 400, 40, "truncate_left")
     assert lengths.tokens(prompt) > 360
-    short = lengths.fitted(Task("t", prompt, "x"))
+    short = lengths.fit(Task("t", prompt, "x"))
     assert short is not None and lengths.tokens(short.prompt) <= 360 < lengths.tokens(short.prompt) + 9
     assert short.prompt[:3] == prompt[:3] and prompt[3]["content"].endswith(short.prompt[3]["content"])
     parts = [{"type": "text", "text": "see"}, {"type": "text", "text": "a" * 900}]
-    cut = lengths.fitted(Task("t", ({"role": "user", "content": parts},), "x"))
+    cut = lengths.fit(Task("t", ({"role": "user", "content": parts},), "x"))
     assert cut is not None
     assert cut.prompt[0]["content"][0] == parts[0] and set(cut.prompt[0]["content"][1]["text"]) == {"a"}
     with pytest.raises(TaskError, match=r"task 't': its prompt has \d+ tokens even without its texts"):
-        PromptLengths(chat, "you are terse " * 60, 60, 10, "truncate_left").fitted(Task("t", prompt[1:], "x"))
+        PromptLengths(chat, "you are terse " * 60, 60, 10, "truncate_left").fit(Task("t", prompt[1:], "x"))
 
 
 def test_short_prompts_are_not_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ class TermPart(Part, ABC):
     couples   "token" | "trajectory" | "group" | "step": which entries of x may influence each other's derivative
     outputs   policy outputs that it reads, gradient included: `Output`s, or their names ("logprob", "entropy")
     needs     signals it reads
-    given     signals [P, ...] that the learner makes some of its outputs with ("divergence@A": the teacher's)
+    constants signals [P, ...] that the learner computes some of its outputs with ("divergence@A": the teacher's)
     requires  what the rollouts must carry
     reads_credit  False for a term that reads outcomes or verdicts instead
     """
@@ -63,7 +63,7 @@ class TermPart(Part, ABC):
     couples: str = "token"
     outputs: tuple[str, ...] = ("logprob",)
     needs: tuple[str, ...] = ()
-    given: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
     learns_from_equal_groups: bool = False
 
@@ -171,7 +171,7 @@ class TermSum(TermPart):
         if not self.terms:
             raise ConfigError("an objective needs at least one term")
         object.__setattr__(self, "couples", max((t.couples for t in self.terms), key=COUPLES.index))
-        for name in ("outputs", "needs", "given", "requires"):
+        for name in ("outputs", "needs", "constants", "requires"):
             union = dict.fromkeys(x for term in self.terms for x in TermPart.hook(term, name))
             object.__setattr__(self, name, tuple(union))
 
@@ -184,8 +184,8 @@ class TermSum(TermPart):
             values.append(value)
             # two terms of one kind have metrics of one name: neither may overwrite the other's
             for name, x in term_figures.items():
-                numbered = (f"{name}_{k}" for k in count(2))
-                figures[next(n for n in chain((name,), numbered) if n not in figures)] = x
+                numbered_names = (f"{name}_{k}" for k in count(2))
+                figures[next(n for n in chain((name,), numbered_names) if n not in figures)] = x
         return torch.stack(values).sum(), figures
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
@@ -224,7 +224,7 @@ def credit_above_median(forest: Forest, credit_P: Tensor) -> Tensor:
 
 
 class _ActiveTokens(NamedTuple):
-    """Surrogate inputs of the active tokens, with what the aggregation makes of each.
+    """Surrogate inputs of the active tokens, with the aggregation's weight of each.
 
     coefficient  [n] factor of the token's loss: aggregation times weight
     inputs       columns [n] that the surrogate reads
@@ -375,7 +375,7 @@ class PolicyGradient(TermPart):
         return places, self._entries(forest, policy, credit, weight).inputs
 
     @torch.no_grad()
-    def cut(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> Tensor:
+    def is_cut(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> Tensor:
         """Tokens whose gradient the surrogate cuts, [P] bool: the clipped ones that have a ratio."""
         x = self._entries(forest, policy, credit, weight)
         places = self.active(forest, credit, weight).nonzero().squeeze(1)
@@ -400,9 +400,9 @@ class PolicyGradient(TermPart):
         log_ratio = x.inputs.log_ratio[x.has_ratio]
         if not log_ratio.numel():
             return {"clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0, "on_policy": 1.0, **shares}
-        clipped = self.surrogate.clipped(x.inputs) & x.has_ratio
+        is_clipped_P = self.surrogate.clipped(x.inputs) & x.has_ratio
         return {
-            "clip_fraction": float(clipped.sum()) / int(forest.path_trainable.sum()),
+            "clip_fraction": float(is_clipped_P.sum()) / int(forest.path_trainable.sum()),
             "approx_kl": float((log_ratio.expm1() - log_ratio).mean()),
             "ratio_max": float(x.inputs.ratio[x.has_ratio].max()),
             "on_policy": float(bool((log_ratio == 0).all())),

@@ -67,7 +67,7 @@ class Distillation(TermPart):
 
     reads_credit = False
     needs = ("teacher_ids", "teacher_logprob", "teacher_entropy")
-    given = ("teacher_ids", "teacher_logprob")
+    constants = ("teacher_ids", "teacher_logprob")
     learns_from_equal_groups = True
 
     def __post_init__(self) -> None:

@@ -84,10 +84,10 @@ class MaskedKl(TermPart):
         scale_P = scale_P * forest.to_path(forest.weight, "R")
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         logprob = policy.logprob[entries]
-        masked = signals["masked_logprob"][entries].to(logprob)
-        if missing := int(masked.isnan().sum()):
+        masked_logprob = signals["masked_logprob"][entries].to(logprob)
+        if missing := int(masked_logprob.isnan().sum()):
             raise MissingSignal(f"masked_logprob is nan for {missing} of {entries.numel()} trained tokens")
-        token_loss = masked_kl(logprob, masked, self.coef, self.entropy_coef, self.kl_max, self.estimator)
+        token_loss = masked_kl(logprob, masked_logprob, self.coef, self.entropy_coef, self.kl_max, self.estimator)
         return (scale_P[entries].to(logprob) * token_loss).sum(), {}
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:

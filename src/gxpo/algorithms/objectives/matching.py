@@ -185,7 +185,7 @@ class NegativeAware(MatchingTerm):
     share: Share = 1.0
     bound: Positive = 5.0
 
-    given = needs = ("anchor_prediction",)
+    constants = needs = ("anchor_prediction",)
     learns_from_equal_groups = True
 
     def __post_init__(self) -> None:
@@ -217,7 +217,7 @@ class PredictionGap(MatchingTerm):
     coef: Width = 1.0
 
     outputs = ("gap",)
-    given = needs = ("anchor_prediction",)
+    constants = needs = ("anchor_prediction",)
     reads_credit = False
     learns_from_equal_groups = True
 

@@ -11,7 +11,7 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gxpo.algorithms.objectives.base import Evaluated, TermPart
-from gxpo.algorithms.objectives.sequence_score import weighted
+from gxpo.algorithms.objectives.sequence_score import weight_gradients
 from gxpo.algorithms.objectives.surrogate import Clip, Entries, Width, denominator
 from gxpo.base.errors import ConfigError
 from gxpo.parts.registry import part
@@ -31,8 +31,8 @@ def log_power_mean(x: Tensor, unit: Tensor, n: int, power: float) -> Tensor:
     top = torch.full((n,), -math.inf, dtype=x.dtype).scatter_reduce_(0, unit, x.detach(), "amax")
     top = torch.where(count > 0, top, torch.zeros_like(top))
     # measured from the largest member, and by expm1: exact for powers near 0, where the sum of exponentials is flat
-    shifted = torch.expm1(power * (x - top[unit]))
-    mean = x.new_zeros(n).index_add(0, unit, shifted) / count.clamp_min(1)
+    terms = torch.expm1(power * (x - top[unit]))
+    mean = x.new_zeros(n).index_add(0, unit, terms) / count.clamp_min(1)
     return top + torch.log1p(mean) / power
 
 
@@ -62,7 +62,7 @@ class PowerMean(TermPart):
 
     The minimum is PPO's, of signed terms: a wrong answer's token stops at 1 - clip_low. Where the advantage varies
     within a trajectory, tokens of positive and of negative advantage have a mean each, times their share of its
-    tokens; those of advantage 0 are in no mean. Weights multiply derivatives (`weighted`) and nothing else.
+    tokens; those of advantage 0 are in no mean. Weights multiply derivatives (`weight_gradients`) and nothing else.
 
     Source: APMPO, arXiv 2605.04066.
     """
@@ -81,7 +81,7 @@ class PowerMean(TermPart):
         if not self.clip_min <= self.clip_max:
             raise ConfigError(f"objective.clip_min is {self.clip_min}; it is at most clip_max ({self.clip_max})")
 
-    def adapted(self, forest: Forest) -> tuple[float, Clip]:
+    def adapt(self, forest: Forest) -> tuple[float, Clip]:
         """Exponent and clip of this step, adapted to its outcomes."""
         mean, signal = feedback(forest.outcome[forest.compared & forest.scored])
         # outcomes of any size: beyond e^27 the power mean is the maximum to rounding, below e^-27 the geometric mean
@@ -102,13 +102,13 @@ class PowerMean(TermPart):
         """Indices into P of the active tokens, their log-ratios and advantages, float64."""
         below = denominator(policy, forest.path_trainable, self.ratio_over, self.on_unknown_behaviour)
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
-        logprob = weighted(policy.logprob[entries].to(torch.float64), weight[entries])
+        logprob = weight_gradients(policy.logprob[entries].to(torch.float64), weight[entries])
         return entries, logprob - below[entries].to(torch.float64), credit[entries].to(torch.float64)
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Evaluated:
-        power, clip = self.adapted(forest)
+        power, clip = self.adapt(forest)
         entries, log_ratio, advantage = self._log_ratio(forest, policy, credit, weight)
         # PPO's minimum of signed terms, taken in logs: positive tokens are bounded above, negative ones below
         clipped_above = log_ratio.clamp_max(math.log1p(clip.clip_high))
@@ -137,9 +137,9 @@ class PowerMean(TermPart):
         """
         if not advantage.numel():
             return {"clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0, "on_policy": 1.0}
-        cut = clip.clipped(Entries.of(log_ratio.exp(), advantage))
+        is_clipped = clip.clipped(Entries.of(log_ratio.exp(), advantage))
         return {
-            "clip_fraction": float(cut.sum()) / int(forest.path_trainable.sum()),
+            "clip_fraction": float(is_clipped.sum()) / int(forest.path_trainable.sum()),
             "approx_kl": float((log_ratio.expm1() - log_ratio).mean()),
             "ratio_max": float(log_ratio.exp().max()),
             "on_policy": float(bool((log_ratio == 0).all())),

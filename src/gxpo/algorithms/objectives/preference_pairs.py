@@ -20,11 +20,11 @@ from gxpo.algorithms.objectives.base import Evaluated
 from gxpo.algorithms.objectives.score_over import Over, factors
 from gxpo.algorithms.objectives.sequence_score import (
     LabelTerm,
-    contrasted,
     counted_trajectories,
+    is_contrasted,
     n_groups,
     per_trajectory,
-    weighted,
+    weight_gradients,
 )
 from gxpo.algorithms.objectives.surrogate import Positive, Share, Width
 from gxpo.base.errors import ConfigError, GxpoError, MissingSignal
@@ -88,8 +88,8 @@ def odds(better: Tensor, worse: Tensor, beta: float | Tensor = 0.1) -> Tensor:
 
 def _log_odds(logprob: Tensor) -> Tensor:
     """log p - log(1 - p); certainty is held 1e-12 below 1."""
-    capped = logprob.clamp_max(-1e-12)
-    return capped - (-capped.expm1()).log()
+    bounded_logprob = logprob.clamp_max(-1e-12)
+    return bounded_logprob - (-bounded_logprob.expm1()).log()
 
 
 def prospect(better: Tensor, worse: Tensor, beta: float | Tensor = 0.1) -> Tensor:
@@ -288,13 +288,13 @@ class PreferencePairs(LabelTerm):
             if self.pairs == "outcome":
                 better = better & (outcome >= grouped.max(outcome, group, in_statistics))
                 worse = worse & (outcome <= grouped.min(outcome, group, in_statistics))
-        has_both = contrasted(group, better, worse, forest.compared)
+        has_both = is_contrasted(group, better, worse, forest.compared)
         return better & has_both, worse & has_both
 
-    def _unpaired(self, forest: Forest, better: Tensor) -> Tensor:
+    def _is_unpaired(self, forest: Forest, better: Tensor) -> Tensor:
         """Counted trajectories of groups without a pair, [R] bool; none if the settings leave them out."""
-        paired = grouped.max(better.to(torch.float64), forest.ids("group", axis="R")) > 0
-        return counted_trajectories(forest) & ~paired & self._scores_unpaired
+        has_pair = grouped.max(better.to(torch.float64), forest.ids("group", axis="R")) > 0
+        return counted_trajectories(forest) & ~has_pair & self._scores_unpaired
 
     def _decided_by_verdict(self, forest: Forest, left: Tensor, right: Tensor) -> Tensor:
         """Pairs whose order is decided by the verdict, [n] bool."""
@@ -303,7 +303,7 @@ class PreferencePairs(LabelTerm):
 
     def reads(self, forest: Forest) -> Tensor:
         better, worse = self._sides(forest)
-        return better | worse | self._unpaired(forest, better)
+        return better | worse | self._is_unpaired(forest, better)
 
     def _pairs(self, forest: Forest, better: Tensor, worse: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of the better and of the worse trajectory of each pair, [n] and [n]."""
@@ -336,7 +336,7 @@ class PreferencePairs(LabelTerm):
         above, below = one_side(score, left, right), one_side(score, right, left)
         nll = torch.zeros_like(above)
         if self.nll:
-            logprob = weighted(policy.logprob[entries].to(torch.float64), weight[entries])
+            logprob = weight_gradients(policy.logprob[entries].to(torch.float64), weight[entries])
             mean_nll = -per_trajectory(logprob, forest.path_trajectory[entries], forest.n_trajectories)
             nll = one_side(mean_nll, left, right)
         gap = forest.outcome[left] - forest.outcome[right]
@@ -345,7 +345,7 @@ class PreferencePairs(LabelTerm):
             # outcomes of a success and a failure need not be in the verdict's order: no factor there
             factor = factor * torch.where(self._decided_by_verdict(forest, left, right), torch.ones_like(gap), gap)
         beta = torch.full_like(factor, self.beta)
-        unpaired_rows = (self._unpaired(forest, better) & in_loss_R).nonzero().squeeze(1)
+        unpaired_rows = (self._is_unpaired(forest, better) & in_loss_R).nonzero().squeeze(1)
         # verdicts are read only where a setting needs them: pairs by outcome do without
         if self.success_weight != 1 or self.success_slope != 1 or unpaired_rows.numel():
             success_R, _ = self.sides(forest)

@@ -73,8 +73,8 @@ def running_minimum(x: Tensor, owner: Tensor) -> Tensor:
 
 def previous_value(x: Tensor, owner: Tensor, start: float = 0.0) -> Tensor:
     """Previous row's value, [n]; `start` for the first of a run. Makes a running statistic exclusive."""
-    shifted = torch.cat([x[:0], x.new_full((min(1, len(x)),), start), x[:-1]])
-    return torch.where(run_positions(owner) > 0, shifted, torch.full_like(x, start))
+    previous = torch.cat([x[:0], x.new_full((min(1, len(x)),), start), x[:-1]])
+    return torch.where(run_positions(owner) > 0, previous, torch.full_like(x, start))
 
 
 def kalman_gains(place: Tensor, process_noise: float, observation_noise: float, initial_variance: float) -> Tensor:

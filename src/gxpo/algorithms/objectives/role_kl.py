@@ -31,7 +31,7 @@ def step_penalty(kl: Tensor, root: float, linear: float) -> Tensor:
     return root * (kl + TINY).sqrt() + linear * kl
 
 
-def adapted(coef: float, kl: float, target: float, tolerance: float = 1.5, factor: float = 2.0) -> float:
+def adapt_coef(coef: float, kl: float, target: float, tolerance: float = 1.5, factor: float = 2.0) -> float:
     """Coefficient after a step: `factor` times it above `target` * `tolerance`, divided below `target` / `tolerance`.
 
     >>> adapted(1.0, 0.04, 0.01), adapted(1.0, 0.001, 0.01), adapted(1.0, 0.01, 0.01)
@@ -43,9 +43,9 @@ def adapted(coef: float, kl: float, target: float, tolerance: float = 1.5, facto
 @part("per_role", stage="control")
 @dataclass(frozen=True)
 class PerRole(Control):
-    """Coefficient of each role by `adapted`, from the figure "role_kl@ROLE" of its own step.
+    """Coefficient of each role by `adapt_coef`, from the figure "role_kl@ROLE" of its own step.
 
-    target  nats a token;   tolerance, factor  see `adapted`
+    target  nats a token;   tolerance, factor  see `adapt_coef`
     """
 
     target: Annotated[float, Gt(0)] = 0.01
@@ -60,7 +60,9 @@ class PerRole(Control):
         for name, kl in figures.items():
             if name.startswith("role_kl@"):
                 role = name.partition("@")[2]
-                self.factors[role] = adapted(self.factors.get(role, 1.0), kl, self.target, self.tolerance, self.factor)
+                self.factors[role] = adapt_coef(
+                    self.factors.get(role, 1.0), kl, self.target, self.tolerance, self.factor
+                )
         return {f"role_kl_factor@{role}": x for role, x in self.factors.items()}
 
     def state_dict(self) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class ScoreCentring(TermPart):
     cap: Positive | None = None
 
     needs = LIKELIEST
-    given = LIKELIEST
+    constants = LIKELIEST
 
     @property
     def output(self) -> Output:
@@ -108,10 +108,10 @@ class ScoreCentring(TermPart):
         scale_P = coefficients(forest.path_trajectory, trainable_P, self.aggregate or "sequence_mean", self.horizon)
         factor = credit[entries] * self._other_weights(forest, weight, signals)[entries]
         value = (self.coef * scale_P[entries] * factor).to(expectation) * expectation
-        recorded = signals["sampler_logprob"][trainable_P & self._is_recorded(signals)]
-        figures = {"centring_share": len(recorded) / max(1, int(trainable_P.sum()))}
-        if len(recorded):
-            figures["centring_mass"] = float(recorded[:, :-1].exp().sum(1).mean())
+        sampler_logprob = signals["sampler_logprob"][trainable_P & self._is_recorded(signals)]
+        figures = {"centring_share": len(sampler_logprob) / max(1, int(trainable_P.sum()))}
+        if len(sampler_logprob):
+            figures["centring_mass"] = float(sampler_logprob[:, :-1].exp().sum(1).mean())
         return value.sum(), figures
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:

@@ -75,7 +75,7 @@ def turns_of(forest: Forest) -> Turns:
 
     A group whose members begin alike parts, where one of them ends there, in that one's last turn; a group of one
     parts in turn 0. Forks are declared in a group of which two share an action, and in one whose rollouts note
-    the `tree` that they grew in (`sampling.rollouts.tree.grown_forest`).
+    the `tree` that they grew in (`sampling.rollouts.tree.grow_forest`).
     """
     owner = forest.step_trajectory
     turns_R = torch.bincount(owner, minlength=forest.n_trajectories)
@@ -90,12 +90,12 @@ def turns_of(forest: Forest) -> Turns:
     for rows in members.values():
         shortest = min(len(actions_R[r]) for r in rows)
         # members that share a node have declared their fork: what they do after it differs even if the tokens are equal
-        shared = len({nodes_R[r][0] for r in rows}) < len(rows)
-        acts_R = nodes_R if shared else actions_R
+        shares_node = len({nodes_R[r][0] for r in rows}) < len(rows)
+        acts_R = nodes_R if shares_node else actions_R
         differing_turns = (t for t in range(shortest - 1) if any(acts_R[r][t] != acts_R[rows[0]][t] for r in rows))
         parting_turn = next(differing_turns, shortest - 1) if len(rows) > 1 else 0
         # a tree whose members were written out in full says in `info` where each of them was forked
-        if not shared and all("tree" in forest.info[r] for r in rows):
+        if not shares_node and all("tree" in forest.info[r] for r in rows):
             parting_turn = min(
                 parting_turn, _first_fork([forest.info[r] for r in rows], [len(actions_R[r]) for r in rows])
             )

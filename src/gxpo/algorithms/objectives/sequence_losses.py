@@ -17,14 +17,14 @@ from gxpo.algorithms.objectives.sequence_score import (
     LabelledLoss,
     Scores,
     SequenceLoss,
-    contrasted,
     counted_trajectories,
+    is_contrasted,
     log_sum_exp,
     n_groups,
     over_groups,
     per_trajectory,
     token_coefficients,
-    weighted,
+    weight_gradients,
 )
 from gxpo.algorithms.objectives.surrogate import Positive, Width
 from gxpo.base.errors import ConfigError
@@ -63,7 +63,7 @@ def classification(
     Source: REAL, arXiv 2602.05630, and its code, which also has a product form and a binary cross-entropy: not here.
     """
     stats = torch.ones_like(positive) if compared is None else compared
-    both = contrasted(group, positive, negative, stats)
+    both = is_contrasted(group, positive, negative, stats)
     total = score.new_zeros((), dtype=torch.float64)
     for sign, side in ((1.0, negative), (-1.0, positive)):
         x = sign * score / tau
@@ -116,7 +116,7 @@ def discriminative(
     """
     # gain: successes, each by its share of the group's; cost: failures, hard ones (of high score) more
     in_statistics = torch.ones_like(positive) if compared is None else compared
-    both = contrasted(group, positive, negative, in_statistics)
+    both = is_contrasted(group, positive, negative, in_statistics)
     gain = (score / grouped.count(group, positive).clamp_min(1))[both & positive].sum()
     if math.isinf(tau):
         cost = (score / grouped.count(group, negative).clamp_min(1))[both & negative].sum()
@@ -183,16 +183,16 @@ class Discriminative(LabelledLoss):
     def loss(self, forest: Forest, policy: PolicyTokens, signals: Signals, x: Scores) -> tuple[Tensor, Figures]:
         # scores: mean log-prob, or mean ratio, of each trajectory's tokens
         logprob = policy.logprob[x.entries].to(torch.float64)
-        token_score = x.gap.exp() if self.score == "ratio" else weighted(logprob, x.weight)
+        token_score = x.gap.exp() if self.score == "ratio" else weight_gradients(logprob, x.weight)
         trajectory = forest.path_trajectory[x.entries]
-        score, compared = per_trajectory(token_score, trajectory, forest.n_trajectories), forest.compared[trajectory]
+        score, is_compared = per_trajectory(token_score, trajectory, forest.n_trajectories), forest.compared[trajectory]
         positive, negative = self.sides(forest)
         tau = SCORES[self.score] if self.tau is None else self.tau
         loss = discriminative(score, x.group, positive & x.run, negative & x.run, tau, forest.compared)
         # D is over the tokens of compared trajectories, whichever groups the loss has
-        constraint_kl = -x.gap[compared].detach().mean()
+        constraint_kl = -x.gap[is_compared].detach().mean()
         figures = {"score_gap": self.score_gap(forest, score, x.run), "constraint_kl": constraint_kl}
-        return self.share(forest, x.run) * loss + hinge(-x.gap, self.delta, self.beta, compared), figures
+        return self.share(forest, x.run) * loss + hinge(-x.gap, self.delta, self.beta, is_compared), figures
 
 
 def residuals(
@@ -206,14 +206,14 @@ def residuals(
                  degree of freedom. For members that are not in `stats` the std of D is a constant too.
     """
     # the mean of D is a constant: its derivative vanishes, since the residuals of a group sum to 0
-    implied = beta * (log_ratio - grouped.mean(log_ratio.detach(), group, stats))
+    implied_reward = beta * (log_ratio - grouped.mean(log_ratio.detach(), group, stats))
     if not standardise:
-        return implied - (reward - grouped.mean(reward, group, stats))
+        return implied_reward - (reward - grouped.mean(reward, group, stats))
     # of members that are in no statistic the spread is a constant too: they must not move the others
     freedom = (grouped.count(group, stats) - 1).clamp_min(1)
-    implied_std = (grouped.sum(implied.square(), group, stats) / freedom).clamp_min(1).sqrt()
-    scaled = implied / torch.where(stats, implied_std, implied_std.detach())
-    return scaled - grouped.normalize(reward, group, stats, eps=1e-6)
+    implied_std = (grouped.sum(implied_reward.square(), group, stats) / freedom).clamp_min(1).sqrt()
+    scaled_reward = implied_reward / torch.where(stats, implied_std, implied_std.detach())
+    return scaled_reward - grouped.normalize(reward, group, stats, eps=1e-6)
 
 
 def group_variance(

@@ -23,7 +23,7 @@ ScoreOver = Literal["proximal", "behaviour", "reference"]
 Figures = Mapping[str, Tensor | float]
 
 
-def weighted(x: Tensor, weight: Tensor) -> Tensor:
+def weight_gradients(x: Tensor, weight: Tensor) -> Tensor:
     """Value of `x`, [n], with each token's derivative times its weight.
 
     So a weight multiplies what the loss asks of its own token and nothing else: no score, statistic or denominator
@@ -33,10 +33,10 @@ def weighted(x: Tensor, weight: Tensor) -> Tensor:
     return value + weight.detach().to(x) * (x - value)
 
 
-def per_trajectory(x: Tensor, trajectory: Tensor, n: int, how: str = "mean") -> Tensor:
+def per_trajectory(x: Tensor, trajectory: Tensor, n: int, reduction: str = "mean") -> Tensor:
     """Sum or mean of `x` over each trajectory's tokens, [n], 0 where it has none; carries the gradient."""
     total = x.new_zeros(n).index_add(0, trajectory, x)
-    return total if how == "sum" else total / torch.bincount(trajectory, minlength=n).clamp_min(1)
+    return total if reduction == "sum" else total / torch.bincount(trajectory, minlength=n).clamp_min(1)
 
 
 def log_sum_exp(x: Tensor, ids: Tensor, where: Tensor, *, plus_one: bool = False) -> Tensor:
@@ -88,7 +88,7 @@ def labels(forest: Forest, success_at: float | None, name: str) -> tuple[Tensor,
     return counted_R & success_R, counted_R & ~success_R
 
 
-def contrasted(group: Tensor, positive: Tensor, negative: Tensor, compared: Tensor) -> Tensor:
+def is_contrasted(group: Tensor, positive: Tensor, negative: Tensor, compared: Tensor) -> Tensor:
     """Labelled members of groups that have a compared positive and a compared negative, [R] bool."""
 
     def group_has(side_R: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def log_ratios(
     Raises where the log-prob of the other policy is unknown.
     """
     if over == "none":
-        return weighted(policy.logprob[entries].to(torch.float64), weight[entries])
+        return weight_gradients(policy.logprob[entries].to(torch.float64), weight[entries])
     if over == "reference":
         if policy.reference_logprob is None:
             raise MissingSignal("this objective needs reference_logprob: give the reference policy's log-probs")
@@ -116,7 +116,7 @@ def log_ratios(
             raise MissingSignal(f"reference_logprob is nan for {missing} of {entries.numel()} trained tokens")
     else:
         below = denominator(policy, forest.path_trainable, over, on_unknown)[entries].to(torch.float64)
-    return weighted(policy.logprob[entries].to(torch.float64), weight[entries]) - below
+    return weight_gradients(policy.logprob[entries].to(torch.float64), weight[entries]) - below
 
 
 def token_coefficients(forest: Forest, aggregate: str, horizon: float | None) -> Tensor:
@@ -152,9 +152,9 @@ class Scores(NamedTuple):
 class SequenceTerm(TermPart):
     """Base class of losses on trajectory scores that are compared within their group.
 
-    They read outcomes or verdicts from the forest, not `credit`. `weight` multiplies derivatives (see `weighted`). A
-    trajectory that is not compared is measured against the compared members and moves itself alone. Every group with
-    a trained trajectory is in the mean over groups, also where nothing is compared in it.
+    They read outcomes or verdicts from the forest, not `credit`. `weight` multiplies derivatives (see
+    `weight_gradients`). A trajectory that is not compared is measured against the compared members and moves itself
+    alone. Every group with a trained trajectory is in the mean over groups, also where nothing is compared in it.
 
     how      a score is the "sum" or the "mean" of the log-ratios of the trajectory's tokens
     couples  narrower than "group" where statistics are of outcomes alone
@@ -251,14 +251,14 @@ class LabelTerm(SequenceTerm):
 
     def reads(self, forest: Forest) -> Tensor:
         """Trajectories of groups with a compared success and a compared failure."""
-        return contrasted(forest.ids("group", axis="R"), *self.sides(forest), forest.compared)
+        return is_contrasted(forest.ids("group", axis="R"), *self.sides(forest), forest.compared)
 
     @torch.no_grad()
     def score_gap(self, forest: Forest, score: Tensor, run: Tensor) -> float:
         """Mean score of successes less that of failures, averaged over the groups that have both in `run`; 0 without
         one."""
         group, (positive, negative) = forest.ids("group", axis="R"), (side & run for side in self.sides(forest))
-        has_both = contrasted(group, positive, negative, run)
+        has_both = is_contrasted(group, positive, negative, run)
         score = score.detach()
         gap_R = grouped.mean(score, group, positive) - grouped.mean(score, group, negative)
         return float(over_groups(gap_R, group, has_both)) / n_groups(group, has_both)

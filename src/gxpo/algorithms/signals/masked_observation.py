@@ -128,7 +128,7 @@ def picture_kl(forest: Forest, learner: Learner) -> float | None:
     # The distribution with pictures is the teacher of the pass without them: KL(with || without).
     unmasked = {"teacher_ids": likeliest[ids].to(torch.int64), "teacher_logprob": likeliest[logprob]}
     divergence = Output("divergence", 0.0)  # KL of what is given from the policy
-    kl = learner.outputs(with_masked_pictures(at_one, hidden), (divergence,), given=unmasked)[divergence]
+    kl = learner.outputs(with_masked_pictures(at_one, hidden), (divergence,), constants=unmasked)[divergence]
     kl = kl[forest.path_trainable & kl.isfinite()]
     return float(kl.mean()) if kl.numel() else None
 

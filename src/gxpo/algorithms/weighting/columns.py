@@ -63,14 +63,14 @@ class Columns(named_columns.Columns):
         if name == "counts":
             # compared with its own trajectory alone, a token of any trajectory counts
             enters_own_scope = self.scope == "trajectory"
-            return self.lifted(self.of("acts", "R"), axis) | enters_own_scope
+            return self.broadcast(self.of("acts", "R"), axis) | enters_own_scope
         if name == "place":
             begins = begins_of(self.owner, self.forest.n_trajectories)
             return torch.arange(len(self.owner)) - begins[self.owner]
         if name == "moved":
             has_credit_R = torch.zeros(self.forest.n_trajectories, dtype=torch.bool)
             has_credit_R[self.owner[self.credit[self.entries] != 0]] = True
-            return self.lifted(has_credit_R, axis)
+            return self.broadcast(has_credit_R, axis)
         if name == "credit":
             return self.mean(self.credit[self.entries]) if axis == "R" else self.credit[self.entries]
         return super().of(name, axis)
@@ -83,7 +83,7 @@ class Columns(named_columns.Columns):
         score_axis = getattr(score, "axis", axis)
         score_options = {k: v for k, v in (options or {}).items() if k in signature(score).options}
         value: Any = score(*self.arguments_of(score, score_axis), **score_options)
-        return self.lifted(value, axis) if score_axis == "R" else self.mean(value) if axis == "R" else value
+        return self.broadcast(value, axis) if score_axis == "R" else self.mean(value) if axis == "R" else value
 
 
 class ScoreWeight(Formula, WeightPart):

@@ -17,7 +17,7 @@ def action_text(text: str, tag: str = "action") -> str:
     >>> action_text("I go <action> up </action> or rather <action>left</action>!"), action_text(" left ")
     ('left', 'left')
     """
-    matches = _tagged(tag).findall(text)
+    matches = _tag_pattern(tag).findall(text)
     return (matches[-1] if matches else text).strip()
 
 
@@ -50,7 +50,7 @@ def _plain(text: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _tagged(tag: str) -> re.Pattern[str]:
+def _tag_pattern(tag: str) -> re.Pattern[str]:
     name = re.escape(tag)
     # an inner opening tag begins anew: of "<action>a <action>b</action>" the action is b
     return re.compile(f"<{name}>((?:(?!<{name}>).)*?)</{name}>", re.DOTALL | re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""Validate what environments return, and convert it to and from JSON."""
+"""Validate the time steps of environments, and convert them to and from JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Nonsense(Exception):
     """Error of an environment that returned a value outside the protocol; the message names the value."""
 
 
-def checked(step: object, *, first: bool = False) -> dict[str, Any]:
+def check_step(step: object, *, first: bool = False) -> dict[str, Any]:
     """Convert a `TimeStep` to fields of plain types; raises `Nonsense` for one of the wrong type.
 
     first  True for the result of `reset`: nothing can be over or paid yet
@@ -58,25 +58,25 @@ def checked(step: object, *, first: bool = False) -> dict[str, Any]:
     return fields
 
 
-def checked_text(what: str, value: object) -> str:
+def check_text(label: str, value: object) -> str:
     """Return `value` if it is a text, else raise `Nonsense`."""
     if not isinstance(value, str):
-        raise Nonsense(f"{what} is {_name(value)}, not a text")
+        raise Nonsense(f"{label} is {_name(value)}, not a text")
     return value
 
 
-def checked_texts(what: str, value: object) -> list[str]:
+def check_texts(label: str, value: object) -> list[str]:
     """Return `value` as a list if it is a sequence of texts, else raise `Nonsense`."""
     # a text is a sequence of texts as well
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise Nonsense(f"{what} is {_name(value)}, not a sequence of texts")
-    return [checked_text(f"an entry of {what}", x) for x in value]
+        raise Nonsense(f"{label} is {_name(value)}, not a sequence of texts")
+    return [check_text(f"an entry of {label}", x) for x in value]
 
 
-def checked_whole(what: str, value: object) -> int:
+def check_whole(label: str, value: object) -> int:
     """Return `value` if it is a whole number, else raise `Nonsense`."""
     if type(value) is not int:
-        raise Nonsense(f"{what} is {_name(value)}, not a whole number")
+        raise Nonsense(f"{label} is {_name(value)}, not a whole number")
     return value
 
 
@@ -107,19 +107,19 @@ def checked_answer(operation: str, answer: Any) -> tuple[str, Any]:
     """
     status, value = answer
     if status in ("raised", "nonsense"):
-        return status, one_line(checked_text("the message", value))
+        return status, one_line(check_text("the message", value))
     if status != "ok":
         raise Nonsense(f"the status is {str(status)[:20]!r}")
     if operation in ("reset", "step"):
         if set(value) != FIELDS:
             raise Nonsense("not the fields of a TimeStep")
-        return status, checked(from_fields(value), first=operation == "reset")
+        return status, check_step(from_fields(value), first=operation == "reset")
     # what each operation of `Host.run` may give: see its table
     if operation in ("restore", "close") and value is not None:
         raise Nonsense(f"{operation} gives nothing")
     if operation in ("restore", "close") or (operation in ("expert", "answer") and value is None):
         return status, None
-    check = {"legal": checked_texts, "level": checked_whole}.get(operation, checked_text)
+    check = {"legal": check_texts, "level": check_whole}.get(operation, check_text)
     return status, check(operation, value)
 
 
@@ -127,11 +127,11 @@ def checked_about(answer: Any) -> tuple[str, Any]:
     """Validate a worker's answer to loading an environment: "loaded" and `Host.about`, or "unusable" and why."""
     status, value = answer
     if status == "unusable":
-        return status, one_line(checked_text("the message", value))
+        return status, one_line(check_text("the message", value))
     if status != "loaded" or set(value) != {"instructions", "max_turns", "tools", "provides", "blocking"}:
         raise Nonsense("neither loaded nor unusable")
-    checked_text("instructions", value["instructions"])
-    checked_texts("provides", value["provides"])
+    check_text("instructions", value["instructions"])
+    check_texts("provides", value["provides"])
     _truth("blocking", value["blocking"])
     if type(value["max_turns"]) is not int or not all(isinstance(tool, dict) for tool in value["tools"]):
         raise Nonsense("max_turns is no whole number, or tools are no schemas")
@@ -186,8 +186,8 @@ def _as_reference(picture: Any) -> Any:
         raise Nonsense(f"observation shows what is no picture: {error}") from error
 
 
-def _text_or_none(what: str, value: object) -> str | None:
-    return None if value is None else checked_text(what, value)
+def _text_or_none(label: str, value: object) -> str | None:
+    return None if value is None else check_text(label, value)
 
 
 def _number(value: Any) -> float:
@@ -199,10 +199,10 @@ def _number(value: Any) -> float:
     return float(plain)
 
 
-def _truth(what: str, value: Any) -> bool:
+def _truth(label: str, value: Any) -> bool:
     plain = _scalar(value)
     if not isinstance(plain, bool):
-        raise Nonsense(f"{what} is {_name(value)}, not True or False")
+        raise Nonsense(f"{label} is {_name(value)}, not True or False")
     return plain
 
 

@@ -55,7 +55,7 @@ class Corruption:
         digest = hashlib.blake2b(f"{self.kind}\0{text}".encode("utf-8", "replace"), digest_size=8).digest()
         draws = np.random.Generator(np.random.Philox(int.from_bytes(digest, "big")))
 
-        def changed(match: re.Match[str]) -> str:
+        def corrupt(match: re.Match[str]) -> str:
             word, is_changed, place = match[0], draws.random() < self.rate, draws.random()
             if not is_changed:
                 return word
@@ -66,7 +66,7 @@ class Corruption:
             at = int(place * (len(word) - 1))
             return word[:at] + word[at : at + 2][::-1] + word[at + 2 :]
 
-        return WORD.sub(changed, text)
+        return WORD.sub(corrupt, text)
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         content = message.get("content")

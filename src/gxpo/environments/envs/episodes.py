@@ -28,7 +28,7 @@ class InProcess:
 
     def __init__(self, source: EnvSource) -> None:
         self.source = source
-        self.restored = 0
+        self.n_restored = 0
         self.complaints: list[Answer] = []  # failures that cost no episode
         self._host: Host | None = None
 
@@ -112,19 +112,19 @@ class InWorker:
 
     def __init__(self, source: EnvSource, timeout: float) -> None:
         self.source, self.timeout = source, timeout
-        self.restored = 0
+        self.n_restored = 0
         self.complaints: list[Answer] = []
         self._worker: Worker | None = None
         self._logs: dict[str, Log] = {}
         self._drops: list[str] = []  # instances that the process still has to close
-        self._lost: dict[str, Answer] = {}  # episodes that could not be restored, until they are requested
+        self._failures: dict[str, Answer] = {}  # episodes that could not be restored, until they are requested
 
     def about(self) -> dict[str, Any]:
-        return self._ready().about
+        return self._ensure_worker().about
 
     def lend(self) -> Worker:
         """Give the process away, before any episode has begun in it."""
-        worker, self._worker = self._ready(), None
+        worker, self._worker = self._ensure_worker(), None
         return worker
 
     def run(self, items: Sequence[Item]) -> list[Answer]:
@@ -132,43 +132,44 @@ class InWorker:
         answers: dict[int, Answer] = {}
         failed_sends, suspect = 0, -1
         while len(answers) < len(items) or self._drops:
-            worker = self._ready()
-            answers |= {i: self._lost.pop(item[1]) for i, item in enumerate(items) if item[1] in self._lost}
+            worker = self._ensure_worker()
+            answers |= {i: self._failures.pop(item[1]) for i, item in enumerate(items) if item[1] in self._failures}
             # a worker answers items in turn, so the first one without an answer is the one that ended it
-            pending = [i for i in range(len(items)) if i not in answers]
+            open_places = [i for i in range(len(items)) if i not in answers]
             drops, self._drops = self._drops, []
-            sent = [*[("close", name, None) for name in drops], *[items[i] for i in pending]]
+            messages = [*[("close", name, None) for name in drops], *[items[i] for i in open_places]]
             self._worker = None  # what is interrupted here is not used again
             try:
-                worker.send(sent)
+                worker.send(messages)
             except OSError as error:  # it died between two calls: no item is to blame
                 failed_sends += 1
-                how = worker.exit_code()
+                exit_text = worker.exit_code()
                 if failed_sends > FRUITLESS:
                     raise GxpoError(
-                        f"environment {self.source.name}: its processes die before anything is asked of them ({how})"
+                        f"environment {self.source.name}: its processes die before anything is asked of them "
+                        f"({exit_text})"
                     ) from error
                 continue
-            sent_answers, end = self._exchange(worker, sent)
+            sent_answers, end = self._exchange(worker, messages)
             if end is not None:
                 # -1: it ended while it closed a dropped episode, which costs nobody anything
-                ended_by = pending[len(sent_answers) - len(drops)] if len(sent_answers) >= len(drops) else -1
+                ended_by = open_places[len(sent_answers) - len(drops)] if len(sent_answers) >= len(drops) else -1
                 # killed from outside (out of memory, an operator): the same item gets a second try, and no third
                 if not end.from_outside or ended_by == suspect >= 0:
-                    sent_answers.append((end.kind, f"{sent[len(sent_answers)][0]}: {end}"))
+                    sent_answers.append((end.kind, f"{messages[len(sent_answers)][0]}: {end}"))
                 suspect = ended_by
-            for k, (item, answer) in enumerate(zip(sent, sent_answers, strict=False)):
+            for k, (item, answer) in enumerate(zip(messages, sent_answers, strict=False)):
                 if k >= len(drops):
-                    answers[pending[k - len(drops)]] = answer
+                    answers[open_places[k - len(drops)]] = answer
                     log(self._logs, item, answer)
                 elif answer[0] != "ok":
                     self.complaints.append(answer)
         return [answers[i] for i in range(len(items))]
 
-    def _exchange(self, worker: Worker, sent: Sequence[Item]) -> tuple[list[Answer], Ended | None]:
+    def _exchange(self, worker: Worker, items: Sequence[Item]) -> tuple[list[Answer], Ended | None]:
         """Receive the answers to the items sent, up to the one that ended the process, and how it ended."""
         answers: list[Answer] = []
-        for operation, _, _ in sent:
+        for operation, _, _ in items:
             try:
                 answers.append(worker.receive(self.timeout, partial(checked_answer, operation)))
             except Ended as end:
@@ -176,24 +177,24 @@ class InWorker:
         self._worker = worker
         return answers, None
 
-    def _ready(self) -> Worker:
+    def _ensure_worker(self) -> Worker:
         """Return the process, started anew with all episodes restored if there is none."""
-        retried: set[str] = set()
+        retried_names: set[str] = set()
         failed_sends = 0
         while self._worker is None:
             worker = start_process(lambda: Worker(self.source))
             self._drops.clear()
             try:
-                if self._restore(worker, retried):
+                if self._restore(worker, retried_names):
                     self._worker = worker
             except OSError as error:
                 failed_sends += 1
                 if failed_sends > FRUITLESS:
-                    how = worker.exit_code()
-                    raise GxpoError(f"environment {self.source.name}: its process died ({how})") from error
+                    exit_text = worker.exit_code()
+                    raise GxpoError(f"environment {self.source.name}: its process died ({exit_text})") from error
         return self._worker
 
-    def _restore(self, worker: Worker, retried: set[str]) -> bool:
+    def _restore(self, worker: Worker, retried_names: set[str]) -> bool:
         """Replay all episodes; False if that ended the process, with one episode less, or one more in `tried`.
 
         Raises OSError if the process is gone before it receives the items.
@@ -207,29 +208,29 @@ class InWorker:
         for name, log in logs:
             episode_answers = answers[begin : begin + len(log.items)]
             begin += len(log.items)
-            failed = next((str(answer[1]) for answer in episode_answers if answer[0] != "ok"), None)
+            failure = next((str(answer[1]) for answer in episode_answers if answer[0] != "ok"), None)
             # fewer answers than items: the process ended in this episode, and the later ones were never reached
             if end is not None and len(episode_answers) < len(log.items):
-                if failed is None and end.from_outside and name not in retried:
-                    retried.add(name)
+                if failure is None and end.from_outside and name not in retried_names:
+                    retried_names.add(name)
                 else:
-                    self._lose(name, failed or f"{log.items[len(episode_answers)][0]}: {end}")
+                    self._lose(name, failure or f"{log.items[len(episode_answers)][0]}: {end}")
                 return False
-            if failed is not None:
-                self._lose(name, failed)
+            if failure is not None:
+                self._lose(name, failure)
             elif log.last_result != reproducible_part(episode_answers[-1]):
                 self._lose(name, "not deterministic: the same seed and actions led elsewhere")
-        self.restored += len(self._logs)
+        self.n_restored += len(self._logs)
         return True
 
-    def _lose(self, name: str, why: str) -> None:
+    def _lose(self, name: str, reason: str) -> None:
         del self._logs[name]
         self._drops.append(name)
-        self._lost[name] = ("died", f"lost with its process; going through it again: {why}")
+        self._failures[name] = ("died", f"lost with its process; going through it again: {reason}")
 
     def dismiss(self, name: str) -> None:
         """Drop an episode; its instance is closed with the next message."""
-        self._lost.pop(name, None)
+        self._failures.pop(name, None)
         if self._logs.pop(name, None) is not None:
             self._drops.append(name)
 
@@ -242,7 +243,7 @@ class InWorker:
         if self._worker is not None:
             self._worker.close()
         self._worker = None
-        self._logs, self._lost, self._drops = {}, {}, []
+        self._logs, self._failures, self._drops = {}, {}, []
 
 
 def reproducible_part(answer: Answer) -> Any:

@@ -63,8 +63,8 @@ class GymEnv:
         # options win over attributes of the subclass, these over gymnasium's registry
         self.actions = self._names(actions or self.actions)
         self.max_turns = max_turns or self.max_turns or self.env.spec.max_episode_steps or DEFAULT_TURNS
-        listed = f" The actions are: {', '.join(self.actions)}." if self._discrete else ""
-        self._action_format = f"Answer with <action>...</action>.{listed}"
+        action_list = f" The actions are: {', '.join(self.actions)}." if self._discrete else ""
+        self._action_format = f"Answer with <action>...</action>.{action_list}"
         self.instructions = instructions or self.instructions or self._action_format
 
     # ------------------------------------------------------------ a subclass may override
@@ -88,11 +88,11 @@ class GymEnv:
 
     def step(self, action: str) -> TimeStep:
         # gymnasium never sees an action that can't be read; the turn counts all the same
-        chosen = self._parse_action(action)
-        if chosen is None:
+        action_value = self._parse_action(action)
+        if action_value is None:
             text = f"No action could be read. {self._action_format}\n{self.describe(self._observation)}"
             return TimeStep(text, self.state(self._observation), 0.0, action_error="malformed")
-        self._observation, reward, terminated, truncated, self._info = self.env.step(chosen)
+        self._observation, reward, terminated, truncated, self._info = self.env.step(action_value)
         self._total += float(reward)
         is_over = bool(terminated or truncated)
         return TimeStep(

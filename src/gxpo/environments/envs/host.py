@@ -13,7 +13,7 @@ from typing import Any
 
 from gxpo.base.errors import GxpoError
 from gxpo.base.usercode import Unusable, described, from_file, hint, one_line, unusable
-from gxpo.environments.envs.checked import Nonsense, checked, checked_text, checked_texts, checked_whole, to_json
+from gxpo.environments.envs.checked import Nonsense, check_step, check_text, check_texts, check_whole, to_json
 from gxpo.environments.envs.joint import Joint, is_joint
 from gxpo.parts.protocols import Reply, TimeStep
 
@@ -79,22 +79,22 @@ class Host:
     def _reset(self, episode: str, seed: int) -> dict[str, Any]:
         env = self.make()
         self.episodes[episode] = env
-        return checked(await_result(env.reset(seed)), first=True)
+        return check_step(await_result(env.reset(seed)), first=True)
 
     def _step(self, episode: str, reply: Reply) -> dict[str, Any]:
         env = self.episodes[episode]
         answer = env.call(reply.content, reply.calls) if self.about["tools"] else env.step(reply.content)
-        return checked(await_result(answer))
+        return check_step(await_result(answer))
 
     def _expert(self, episode: str, _: None) -> str | None:
         action = self.episodes[episode].expert()
-        return None if action is None else checked_text("what the expert does", action)
+        return None if action is None else check_text("what the expert does", action)
 
     def _legal(self, episode: str, _: None) -> list[str]:
-        return checked_texts("what is legal", self.episodes[episode].legal())
+        return check_texts("what is legal", self.episodes[episode].legal())
 
     def _snapshot(self, episode: str, _: None) -> str:
-        return checked_text("the snapshot", self.episodes[episode].snapshot())
+        return check_text("the snapshot", self.episodes[episode].snapshot())
 
     def _restore(self, episode: str, snapshot: str) -> None:
         env: Any = self.make()
@@ -102,14 +102,14 @@ class Host:
         env.restore(snapshot)
 
     def _content(self, _: str, seed: int) -> str:
-        return checked_text("the content", self._reader.content(seed))
+        return check_text("the content", self._reader.content(seed))
 
     def _answer(self, _: str, seed: int) -> str | None:
         answer = self._reader.answer(seed)
-        return None if answer is None else checked_text("the answer", answer)
+        return None if answer is None else check_text("the answer", answer)
 
     def _level(self, _: str, seed: int) -> int:
-        return checked_whole("the level", self._reader.level(seed))
+        return check_whole("the level", self._reader.level(seed))
 
     def _close(self, episode: str, _: None) -> None:
         env = self.episodes.pop(episode, None)
@@ -118,7 +118,7 @@ class Host:
 
     def _provides(self) -> set[str]:
         """Optional features, from the methods of the class, its declaration, and the results of a first step."""
-        features = set(_declared(getattr(self._reader, "provides", ())))
+        features = set(_names_of(getattr(self._reader, "provides", ())))
         features |= {
             name for name in ("expert", "legal", "content", "answer", "level") if _has_method(self._reader, name)
         }
@@ -141,7 +141,7 @@ class Host:
             try:
                 env = self.make()
                 step = await_result(env.reset(seed))
-                checked(step, first=True)
+                check_step(step, first=True)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
@@ -246,7 +246,7 @@ def _about(env: Any) -> dict[str, Any]:
     }
 
 
-def _declared(value: object) -> list[str]:
+def _names_of(value: object) -> list[str]:
     """Features that an environment declares in `provides`, in addition to those that are found by looking."""
     features = ("states", "snapshots", "expert", "legal", "content", "step_rewards")
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(x in features for x in value):

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gxpo.environments.envs.checked import Nonsense, checked, checked_texts
+from gxpo.environments.envs.checked import Nonsense, check_step, check_texts
 from gxpo.parts.protocols import TimeStep
 
 EVERYBODY = "*"  # in `players`: all that have no other entry
@@ -117,12 +117,12 @@ class Joint:
         }
 
     def _play(self, agent: str, player: str | None, draw: int) -> str:
-        """Return what a random or an expert player does for an agent; an expert at a loss plays at random."""
+        """Return an agent's action by a random or an expert player; an expert without advice plays at random."""
         if player not in ("random", "expert"):
             raise Nonsense(f"no action of {agent!r}, whose turn it is")
         action = self.world.expert(agent) if player == "expert" else None
         if action is None:
-            legal = checked_texts("what is legal", self.world.legal(agent))
+            legal = check_texts("what is legal", self.world.legal(agent))
             action = self._chance(agent, draw).choice(legal) if legal else ""
         return action
 
@@ -130,8 +130,8 @@ class Joint:
         return random.Random("/".join(map(str, (self._seed, self._turn, *names))))
 
     def _overridden(self, actions: Mapping[str, str], order: Mapping[str, Any]) -> list[str]:
-        """Return the agents that don't get what they claim."""
-        claims, how = self.world.claims(actions), order["conflict"]
+        """Return the agents whose claims are rejected."""
+        claims, rule = self.world.claims(actions), order["conflict"]
         places = {agent: -i for i, agent in enumerate(actions)}
         ranks: dict[str, Any] = {
             "priority": lambda agent: order.get("confidence", {}).get(agent, 0.0),
@@ -139,18 +139,18 @@ class Joint:
             "random": lambda agent: self._chance(agent, "conflict").random(),
             "closest": lambda agent: -self.world.distance(agent),
         }
-        return losers(claims, {agent: ranks[how](agent) for agent in claims})
+        return losers(claims, {agent: ranks[rule](agent) for agent in claims})
 
     # ------------------------------------------------------------ answers
     def _answer(self, news: object, overridden: Sequence[str] = (), *, first: bool = False) -> TimeStep:
-        """Join what the world tells each agent; raise `Nonsense` where that contradicts itself."""
+        """Join the world's observations by agent; raise `Nonsense` if they contradict one another."""
         if not isinstance(news, Mapping) or not all(isinstance(agent, str) for agent in news):
             raise Nonsense("a world of several agents gives a TimeStep for each agent, by its name")
         fields_by_agent = {}
         for agent, step in news.items():
             if self._over.get(agent):
                 raise Nonsense(f"news of {agent!r}, whose episode is over")
-            fields_by_agent[agent] = fields = checked(step, first=first)
+            fields_by_agent[agent] = fields = check_step(step, first=first)
             if not isinstance(fields["observation"], str):
                 raise Nonsense(f"{agent!r} observes what is no text: agents of a world of several read texts")
             self._over[agent], self._states[agent] = fields["done"], fields["state"]
@@ -172,15 +172,15 @@ class Joint:
 
     def _who_acts(self) -> list[str]:
         """Return the agents whose turn it is; raise `Nonsense` where agents and turn disagree."""
-        acting = checked_texts("who acts", self.world.acting())
+        acting = check_texts("who acts", self.world.acting())
         for i, agent in enumerate(acting):
             if agent not in self._over or agent in acting[:i]:
                 raise Nonsense(f"acting() names {agent!r}, which is no agent of the world, or names it twice")
             if self._over[agent]:
                 raise Nonsense(f"acting() names {agent!r}, whose episode is over")
-        waiting = [agent for agent, over in self._over.items() if not over]
-        if not acting and waiting:
-            raise Nonsense(f"acting() names nobody, and the episode of {waiting[0]!r} is not over")
+        open_agents = [agent for agent, over in self._over.items() if not over]
+        if not acting and open_agents:
+            raise Nonsense(f"acting() names nobody, and the episode of {open_agents[0]!r} is not over")
         return acting
 
 

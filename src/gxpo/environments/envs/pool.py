@@ -140,10 +140,10 @@ class EnvPool:
 
     def finish(self, names: Sequence[str]) -> None:
         """Abandon these episodes and close their instances; finished names are ignored."""
-        touched = {self._place_by_name[name] for name in names if name in self._place_by_name}
+        places = {self._place_by_name[name] for name in names if name in self._place_by_name}
         for name in names:
             self._forget(name)
-        for place in touched:
+        for place in places:
             self._places[place].flush()
         self._collect_counts()
 
@@ -233,10 +233,10 @@ class EnvPool:
         self._need(needs)
         return self._run(operation, dict.fromkeys(names))
 
-    def _need(self, what: str) -> None:
-        if what not in self.provides:
+    def _need(self, ability: str) -> None:
+        if ability not in self.provides:
             raise ConfigError(
-                f"environment {self.name} provides no {what}; it has {', '.join(self.provides) or 'none'}"
+                f"environment {self.name} provides no {ability}; it has {', '.join(self.provides) or 'none'}"
             )
 
     def _run(self, operation: str, payloads: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,5 +291,5 @@ class EnvPool:
         for place in self._places:
             for kind, message in place.complaints:
                 self._count(kind, message)
-            self.counts["restored"] += place.restored
-            place.complaints, place.restored = [], 0
+            self.counts["restored"] += place.n_restored
+            place.complaints, place.n_restored = [], 0

@@ -52,7 +52,7 @@ class _Episode:
         return isinstance(last, EnvFailure) or last.done
 
     @property
-    def visited(self) -> list[tuple[int, str]]:
+    def places(self) -> list[tuple[int, str]]:
         """(seed, state id) of each state in which an action was taken."""
         time_steps = [step for step in self.steps if isinstance(step, TimeStep)]
         return [(self.seed, s.state) for s in time_steps[: len(self.actions)] if s.state is not None]
@@ -76,10 +76,10 @@ def check(source: EnvSource, *, seeds: Sequence[int] = range(8), max_turns: int 
         ]
     # another process hashes texts differently: a result that depends on the order of a set changes
     with EnvPool(source, workers=1, timeout=timeout) as elsewhere:
-        differences = _play_again(elsewhere, episodes, interrupted=False)
+        differences = _play_again(elsewhere, episodes, from_snapshot=False)
         # a snapshot of an environment that is not deterministic would be blamed for that
         if "snapshots" in envs.provides and not differences:
-            differences = _play_again(elsewhere, episodes, interrupted=True)
+            differences = _play_again(elsewhere, episodes, from_snapshot=True)
     turns = sum(len(e.actions) for e in episodes.values())
     return Check(
         name=source.name,
@@ -87,7 +87,7 @@ def check(source: EnvSource, *, seeds: Sequence[int] = range(8), max_turns: int 
         episodes=len(episodes),
         turns=turns,
         contents=contents,
-        states=len({place for e in episodes.values() for place in e.visited}),
+        states=len({place for e in episodes.values() for place in e.places}),
         success=_success([e for e in episodes.values() if e.expert]),
         reset_seconds=reset_seconds / max(len(episodes), 1),
         step_seconds=step_seconds / max(turns, 1),
@@ -119,67 +119,67 @@ def _choose(envs: EnvPool, open_episodes: Mapping[str, _Episode]) -> dict[str, s
     others = [name for name, e in open_episodes.items() if not e.expert]
     legal_actions = envs.legal(others) if "legal" in envs.provides else dict.fromkeys(others)
     actions = {}
-    for name, chosen in {**expert_actions, **legal_actions}.items():
-        if isinstance(chosen, EnvFailure):
-            open_episodes[name].steps.append(chosen)
+    for name, choice in {**expert_actions, **legal_actions}.items():
+        if isinstance(choice, EnvFailure):
+            open_episodes[name].steps.append(choice)
         # without legal actions the episode still has to act: an empty text is always an action
-        elif isinstance(chosen, list):
-            actions[name] = open_episodes[name].chance.choice(chosen) if chosen else ""
+        elif isinstance(choice, list):
+            actions[name] = open_episodes[name].chance.choice(choice) if choice else ""
         else:
-            actions[name] = chosen or ""
+            actions[name] = choice or ""
     return actions
 
 
-def _play_again(envs: EnvPool, episodes: Mapping[str, _Episode], *, interrupted: bool) -> list[str]:
+def _play_again(envs: EnvPool, episodes: Mapping[str, _Episode], *, from_snapshot: bool) -> list[str]:
     """Replay episodes; a line for each that differs with the same seed and actions.
 
     interrupted  halfway, each episode continues in a new instance from a snapshot
     """
-    what = "a snapshot does not hold the whole state" if interrupted else "not deterministic"
-    again: dict[str, TimeStep | EnvFailure] = envs.reset({name: e.seed for name, e in episodes.items()})
+    fault = "a snapshot does not hold the whole state" if from_snapshot else "not deterministic"
+    step_by_name: dict[str, TimeStep | EnvFailure] = envs.reset({name: e.seed for name, e in episodes.items()})
     differences = []
     for turn in range(1 + max((len(e.actions) for e in episodes.values()), default=0)):
-        differing_fields = {name: _differ(episodes[name].steps[turn], step) for name, step in again.items()}
+        differing_fields = {name: _differ(episodes[name].steps[turn], step) for name, step in step_by_name.items()}
         differences += [
-            f"{what}: {name}, turn {turn}: other {differ}" for name, differ in differing_fields.items() if differ
+            f"{fault}: {name}, turn {turn}: other {differ}" for name, differ in differing_fields.items() if differ
         ]
         # one difference is enough: what follows from it differs as well
         envs.finish([name for name, differ in differing_fields.items() if differ])
-        unfinished = [
+        open_names = [
             name for name, differ in differing_fields.items() if not differ and turn < len(episodes[name].actions)
         ]
-        if interrupted:
-            failures = _restored(envs, [name for name in unfinished if turn == len(episodes[name].actions) // 2])
-            differences += [f"{what}: {name}, turn {turn}: {failure}" for name, failure in failures.items()]
-            unfinished = [name for name in unfinished if name not in failures]
-        again = envs.step({name: Reply(episodes[name].actions[turn]) for name in unfinished})
+        if from_snapshot:
+            failures = _restore(envs, [name for name in open_names if turn == len(episodes[name].actions) // 2])
+            differences += [f"{fault}: {name}, turn {turn}: {failure}" for name, failure in failures.items()]
+            open_names = [name for name in open_names if name not in failures]
+        step_by_name = envs.step({name: Reply(episodes[name].actions[turn]) for name in open_names})
     return differences
 
 
-def _restored(envs: EnvPool, names: Sequence[str]) -> dict[str, str]:
+def _restore(envs: EnvPool, names: Sequence[str]) -> dict[str, str]:
     """Restore each episode in a new instance; return the messages of failures by episode."""
     texts = envs.snapshot(names)
     failures = {name: text.message for name, text in texts.items() if isinstance(text, EnvFailure)}
-    restored = envs.restore({name: text for name, text in texts.items() if isinstance(text, str)})
-    return failures | {name: failure.message for name, failure in restored.items() if failure is not None}
+    result_by_name = envs.restore({name: text for name, text in texts.items() if isinstance(text, str)})
+    return failures | {name: failure.message for name, failure in result_by_name.items() if failure is not None}
 
 
-def _differ(first: TimeStep | EnvFailure, again: TimeStep | EnvFailure) -> str:
+def _differ(first: TimeStep | EnvFailure, second: TimeStep | EnvFailure) -> str:
     """Names of the fields that differ, or kinds of failures; messages of failures are not compared."""
-    if isinstance(first, EnvFailure) or isinstance(again, EnvFailure):
-        kinds = [step.kind if isinstance(step, EnvFailure) else "no failure" for step in (first, again)]
+    if isinstance(first, EnvFailure) or isinstance(second, EnvFailure):
+        kinds = [step.kind if isinstance(step, EnvFailure) else "no failure" for step in (first, second)]
         return "" if kinds[0] == kinds[1] else " and ".join(kinds)
-    return ", ".join(name for name in vars(first) if getattr(first, name) != getattr(again, name))
+    return ", ".join(name for name in vars(first) if getattr(first, name) != getattr(second, name))
 
 
 def _success(episodes: Sequence[_Episode]) -> float | None:
-    won = [isinstance(e.steps[-1], TimeStep) and e.steps[-1].success is True for e in episodes]
-    return sum(won) / len(won) if won else None
+    is_won = [isinstance(e.steps[-1], TimeStep) and e.steps[-1].success is True for e in episodes]
+    return sum(is_won) / len(is_won) if is_won else None
 
 
 def _warnings(episodes: Sequence[_Episode]) -> list[str]:
-    """Warnings about what is allowed, though some methods won't work with it."""
-    visited = [place for e in episodes for place in e.visited]
+    """Warnings about properties that some methods can't work with."""
+    places = [place for e in episodes for place in e.places]
     ends = [e.steps[-1] for e in episodes if e.over]
     silent = sum(isinstance(step, TimeStep) and step.success is None and not step.truncated for step in ends)
     warnings = []
@@ -190,7 +190,7 @@ def _warnings(episodes: Sequence[_Episode]) -> list[str]:
             f"its expert solved none of {len(by_expert)} episodes: methods that need one learn nothing from it, so "
             "mend expert(), or leave it out"
         )
-    if visited and len(set(visited)) == len(visited):
+    if places and len(set(places)) == len(places):
         warnings.append(
             "no state id was met twice, not even at the start: make it an id of the state, not of the moment"
         )

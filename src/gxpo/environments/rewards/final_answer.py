@@ -112,7 +112,7 @@ def _boxes(text: str) -> tuple[list[Place], bool]:
             if is_box:
                 while closed_boxes and closed_boxes[-1].start > start:
                     closed_boxes.pop()  # it stands in this one
-                closed_boxes.append(Place(_unboxed(text[content : token.start()]), start, token.end()))
+                closed_boxes.append(Place(_unbox(text[content : token.start()]), start, token.end()))
         elif sign[-1] == "{" and sign != "\\{":
             open_braces.append((len(sign) > 1, token.start(), token.end()))
     is_open = any(is_box for is_box, _, _ in open_braces)
@@ -120,7 +120,7 @@ def _boxes(text: str) -> tuple[list[Place], bool]:
     return sorted([*closed_boxes, *_outside(bare, closed_boxes)], key=lambda place: place.start), is_open
 
 
-def _unboxed(content: str) -> str:
+def _unbox(content: str) -> str:
     """Content of a box, also of nested boxes that are all of it."""
     content = content.strip()
     for _ in range(DEEPEST):

@@ -262,12 +262,12 @@ class Pairwise(JudgedReward):
         for (i, j), preference, reverse_preference in zip(
             new_matches, preferences, preferences[len(new_matches) :], strict=False
         ):
-            failed = preference if isinstance(preference, tuple) else reverse_preference
+            reverse_share = preference if isinstance(preference, tuple) else reverse_preference
             if isinstance(preference, float) and isinstance(reverse_preference, float):
                 shares_by_match[i, j] = (preference + 1.0 - reverse_preference) / 2
                 shares_by_match[j, i] = 1.0 - (preference + 1.0 - reverse_preference) / 2
-            elif isinstance(failed, tuple):
-                shares_by_match[i, j] = shares_by_match[j, i] = failed
+            elif isinstance(reverse_share, tuple):
+                shares_by_match[i, j] = shares_by_match[j, i] = reverse_share
 
 
 def choice_question(question: str, noun: str, first: str, second: str, prompt: str) -> list[dict[str, str]]:

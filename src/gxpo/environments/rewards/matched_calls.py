@@ -76,10 +76,10 @@ def optimal(scores: Scores) -> list[int]:
             row_of[column], column = row_of[previous_column[column]], previous_column[column]
     # Rows and columns beyond the table's are dummies of score 0.
     column_of = {row_of[j]: j for j in range(n)}
-    return [_paired(scores, i, column_of[i]) for i in range(len(scores))]
+    return [_partner_of(scores, i, column_of[i]) for i in range(len(scores))]
 
 
-def _paired(scores: Scores, i: int, j: int) -> int:
+def _partner_of(scores: Scores, i: int, j: int) -> int:
     """Column of an assignment, -1 for padding or a pair of score 0."""
     return j if j < len(scores[i]) and scores[i][j] > 0 else -1
 

@@ -69,14 +69,14 @@ def plain(text: str) -> str:
     """
     value = numeral(text)
     if value is None or DIGITS.fullmatch(text.strip()):
-        return unseparated(text)
+        return join_digits(text)
     places = next(n for n in range(len(text) + MAX_EXPONENT + 1) if 10**n % value.denominator == 0)
     digits = str(abs(value.numerator) * (10**places // value.denominator)).zfill(places + 1)
     integer, part = (digits[:-places], f".{digits[-places:]}") if places else (digits, "")
     return f"{'-' if value < 0 else ''}{integer}{part}"
 
 
-def unseparated(text: str) -> str:
+def join_digits(text: str) -> str:
     r"""Remove the blanks that separate thousands in a text's numbers.
 
     >>> unseparated(r"it is 1\,000 or 1{,}000")
@@ -136,7 +136,7 @@ def correct(completion: str, answer: Any) -> dict[str, float]:
             return {"correct": 0.0}
     try:
         expressions = (
-            _parse(unseparated(extraction.rest)) if extraction.answer is None else _answer(plain(extraction.answer))
+            _parse(join_digits(extraction.rest)) if extraction.answer is None else _answer(plain(extraction.answer))
         )
     except TooLarge as error:
         raise OverLimit(f"an expression that is not worth parsing: {error}") from None

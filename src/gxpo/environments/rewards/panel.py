@@ -163,7 +163,10 @@ def exploitation_rate(
     0.5
     """
     credited_before = [False] * len(weight) if before is None else before
-    new_weight = [w if now and not was else 0.0 for w, now, was in zip(weight, credited, credited_before, strict=True)]
+    new_weight = [
+        w if is_credited and not was else 0.0
+        for w, is_credited, was in zip(weight, credited, credited_before, strict=True)
+    ]
     total = sum(new_weight)
     return sum(w for w, wrong in zip(new_weight, rejected, strict=True) if wrong) / total if total else math.nan
 
@@ -233,15 +236,15 @@ class Panel:
         return collected
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        scores, failed = _scores_of(self.members, forest, texts, tasks)
+        scores, failures = _scores_of(self.members, forest, texts, tasks)
         groups = forest.ids("group", axis="R").tolist()
         rows = list(zip(*scores.values(), strict=True))
-        combined = [row[0] for row in rows] if self.combine is None else self.combine(rows, groups)
-        judge = [math.nan if isinstance(x, tuple) else x for x in combined]
+        values = [row[0] for row in rows] if self.combine is None else self.combine(rows, groups)
+        judge = [math.nan if isinstance(x, tuple) else x for x in values]
         n_unscored = sum(map(math.isnan, judge))
-        failed = [*(x for x in combined if isinstance(x, tuple)), *failed]
+        failures = [*(x for x in values if isinstance(x, tuple)), *failures]
         # One failure for each unscored attempt, as the counts are of attempts: several judges may fail on one.
-        self._failures += (failed + [("nonsense", "no judge's answer can be read")] * n_unscored)[:n_unscored]
+        self._failures += (failures + [("nonsense", "no judge's answer can be read")] * n_unscored)[:n_unscored]
         columns: dict[str, list[float]] = {"judge": judge}
         # The members' scores are shown beside the combined one.
         if self.combine is not None:
@@ -254,18 +257,18 @@ class Panel:
         self, judge: Sequence[float], forest: Forest, texts: Sequence[str], tasks: Sequence[Task]
     ) -> dict[str, list[float]]:
         """Columns of the held-out judges: scores, mean, and what the paid judge credits against all of them."""
-        unscored = [math.nan] * len(texts)
-        scores = dict.fromkeys(self.held_out, unscored)
+        nans = [math.nan] * len(texts)
+        scores = dict.fromkeys(self.held_out, nans)
         # Held-out judges may cost as much as the paid ones, so they may be asked in every n-th step alone.
         if self._step % self.every == 0:
             scores, _ = _scores_of(self.held_out, forest, texts, tasks)
         scores_by_row = [[x for x in row if not math.isnan(x)] for row in zip(*scores.values(), strict=True)]
-        exploited = [
-            float(max(x) < self.pass_mark) if x and paid >= self.pass_mark else math.nan
-            for x, paid in zip(scores_by_row, judge, strict=True)
+        exploitation = [
+            float(max(x) < self.pass_mark) if x and scores_paid >= self.pass_mark else math.nan
+            for x, scores_paid in zip(scores_by_row, judge, strict=True)
         ]
         means = [sum(x) / len(x) if x else math.nan for x in scores_by_row]
-        return {f"held_out_{name}": x for name, x in scores.items()} | {"held_out": means, "exploitation": exploited}
+        return {f"held_out_{name}": x for name, x in scores.items()} | {"held_out": means, "exploitation": exploitation}
 
 
 def _scores_of(
@@ -275,10 +278,10 @@ def _scores_of(
     tasks: Sequence[Task],
 ) -> tuple[dict[str, list[float]], list[Failure]]:
     """Scores [R] by judge, and their failures."""
-    scores, failed = {}, list[Failure]()
+    scores, failures = {}, list[Failure]()
     for name, judge in judges.items():
         result = judge(forest, texts, tasks)
         (column,) = result.values() if isinstance(result, Mapping) else (result,)
         scores[name] = column.tolist()
-        failed += getattr(judge, "failures", list)()
-    return scores, failed
+        failures += getattr(judge, "failures", list)()
+    return scores, failures

@@ -76,18 +76,18 @@ class Rubric:
         error_log = _ErrorLog()
         with errors_of("verifiers", error_log):
             scoring = run_coroutine(self._score_all([tuple(x) for x in members_by_call], states))
-        failed = scoring | error_log.message_by_row
-        self._failures += [("raised", message) for message in failed.values()]
-        columns = {self.name: [math.nan if r in failed else float(s["reward"]) for r, s in enumerate(states)]}
+        message_by_row = scoring | error_log.message_by_row
+        self._failures += [("raised", message) for message in message_by_row.values()]
+        columns = {self.name: [math.nan if r in message_by_row else float(s["reward"]) for r, s in enumerate(states)]}
         # A rollout whose call failed may lack metrics.
         for name in dict.fromkeys(k for s in states for k in s.get("metrics") or {}):
             values = [(s.get("metrics") or {}).get(name) for s in states]
-            columns[name] = [math.nan if r in failed or x is None else float(x) for r, x in enumerate(values)]
+            columns[name] = [math.nan if r in message_by_row or x is None else float(x) for r, x in enumerate(values)]
         return {name: torch.tensor(x, dtype=torch.float64) for name, x in columns.items()}
 
     async def _score_all(self, rows: Sequence[tuple[int, ...]], states: Sequence[dict[str, Any]]) -> dict[int, str]:
         """Score the states in place, concurrently; return messages of failed calls by rollout."""
-        failed: dict[int, str] = {}
+        message_by_row: dict[int, str] = {}
 
         async def score_members(members: tuple[int, ...]) -> None:
             _current_rows.set(members)
@@ -97,10 +97,10 @@ class Rubric:
                 else:
                     await self.rubric.score_rollout(states[members[0]])
             except Exception as error:
-                failed.update({r: described(error) for r in members})
+                message_by_row.update({r: described(error) for r in members})
 
         await asyncio.gather(*(score_members(members) for members in rows))
-        return failed
+        return message_by_row
 
 
 def _state(number: int, text: str, task: Task, raw: str) -> dict[str, Any]:

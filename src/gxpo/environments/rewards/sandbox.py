@@ -349,7 +349,7 @@ def _report_lines(report: bytes | bytearray) -> dict[str, str]:
 
 
 def _read(number: int) -> bytes:
-    """Read what a non-blocking pipe holds; b"" where it holds nothing."""
+    """Read the content of a non-blocking pipe; b"" if it is empty."""
     try:
         return os.read(number, 1 << 16)
     except BlockingIOError:

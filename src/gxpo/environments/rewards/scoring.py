@@ -92,8 +92,10 @@ class RewardSet:
         if worker_rewards:
             self._workers = Workers([source for _, source in worker_rewards], timeout=timeout, count=workers)
             # the parameters of a function are known only where it has been loaded: the first worker reports them
-            for index, ((reward, _), declared) in enumerate(zip(worker_rewards, self._workers.declared, strict=True)):
-                reward.worker_index, reward.argument_names = index, declared
+            for index, ((reward, _), argument_names) in enumerate(
+                zip(worker_rewards, self._workers.declared, strict=True)
+            ):
+                reward.worker_index, reward.argument_names = index, argument_names
 
     @classmethod
     def make(
@@ -173,8 +175,8 @@ class RewardSet:
             function = reward.function
             if function.grouped:
                 reads_success = _reads_success(reward)
-                judged = self._with_verdicts(forest, component_R, function.label) if reads_success else forest
-                values_by_name = self._group_columns(reward, judged, texts, tasks)
+                verdict_forest = self._with_verdicts(forest, component_R, function.label) if reads_success else forest
+                values_by_name = self._group_columns(reward, verdict_forest, texts, tasks)
             else:
                 values_by_name = self._rollout_columns(reward, replies[reward], tasks)
             for name, value_R in values_by_name.items():
@@ -202,7 +204,7 @@ class RewardSet:
         return self._component_weights.get(component, 0.0 if component in reward.function.reports else reward.weight)
 
     @property
-    def weighed(self) -> tuple[str, ...]:
+    def weighted_names(self) -> tuple[str, ...]:
         """Names of the components that have a weight by their own name."""
         return tuple(self._component_weights)
 

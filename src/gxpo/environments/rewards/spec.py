@@ -51,7 +51,7 @@ def weighted_keys(spec: Spec, source: TaskSource) -> list[tuple[str | Callable[.
         # The task's own verifier unless something is configured.
         return [(getattr(source, "reward_default", None) or "correct", 1.0)]
     if isinstance(spec, (list, tuple)):
-        return weighted_keys(weighted(spec), source)
+        return weighted_keys(with_weights(spec), source)
     if not isinstance(spec, Mapping):
         reward: Any = spec
         return [(reward, 1.0)]
@@ -64,7 +64,7 @@ def weighted_keys(spec: Spec, source: TaskSource) -> list[tuple[str | Callable[.
     return [(name, float(weight)) for name, weight in dict[Any, float](spec).items()]
 
 
-def weighted(spec: Sequence[Any]) -> dict[Any, float]:
+def with_weights(spec: Sequence[Any]) -> dict[Any, float]:
     """Weights by reward of a list of rewards and (reward, weight) pairs; 1 without a weight."""
     if not spec:
         raise ConfigError("reward: an empty list; leave it out for the task's own, or give a function")
@@ -138,7 +138,7 @@ def task_functions(
 # ---------------------------------------------------------------- entries of a set
 @dataclass(eq=False)
 class Entry:
-    """Reward of a `RewardSet`, with its weight and what is learnt of it in a run.
+    """Reward of a `RewardSet`, with its weight and its state in a run.
 
     weight          of components that have none by their own names
     from_task       it is the task source's own: it gives way to another that computes a component of the same name

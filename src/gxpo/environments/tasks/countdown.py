@@ -95,12 +95,12 @@ def score(text: str, task: Task) -> dict[str, float]:
     if match is None:
         return {"correct": 0.0, "format": 0.0}
     try:
-        value, used = evaluate(match[1])
+        value, used_numbers = evaluate(match[1])
     except NotAnExpression:
         return {"correct": 0.0, "format": 0.0}
     available = Counter(task.info["numbers"])  # a number given twice may be used twice
-    allowed = used == available if task.info["use_all"] else used <= available
-    return {"correct": float(allowed and value == task.info["target"]), "format": 1.0}
+    is_allowed = used_numbers == available if task.info["use_all"] else used_numbers <= available
+    return {"correct": float(is_allowed and value == task.info["target"]), "format": 1.0}
 
 
 def worked_example(task: Task, author: Author = exact) -> str:
@@ -154,15 +154,15 @@ class Countdown(GeneratedTasks):
         value, expression, steps = numbers[0], str(numbers[0]), []
         for number in numbers[1:]:
             left, operation, right, result = self._join(value, number, random)
-            joined = expression if not steps else f"({expression})"
+            term = expression if not steps else f"({expression})"
             # the number may be on the left: 9-(2+3)
-            expression = f"{joined}{operation}{number}" if left == value else f"{number}{operation}{joined}"
+            expression = f"{term}{operation}{number}" if left == value else f"{number}{operation}{term}"
             steps.append((left, operation, right, result))
             value = result
         # in another order: the order of the prompt must not give away that of the solution
-        shuffled = [numbers[int(i)] for i in random.permutation(self.count)]
-        question = f"{','.join(map(str, shuffled))}={value}"
-        info = {"numbers": shuffled, "target": value, "use_all": self.use_all, "steps": steps}
+        order = [numbers[int(i)] for i in random.permutation(self.count)]
+        question = f"{','.join(map(str, order))}={value}"
+        info = {"numbers": order, "target": value, "use_all": self.use_all, "steps": steps}
         return Task(f"countdown/{question}", f"{question}:", expression, info)
 
     def _join(self, value: int, number: int, random: np.random.Generator) -> tuple[int, str, int, int]:

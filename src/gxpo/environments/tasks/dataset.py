@@ -46,9 +46,9 @@ class Dataset(ListedTasks):
     def make(cls, path: str, options: Mapping[str, Any], *, seed: int, per_step: int) -> Dataset:
         """Make the source from the options of a configuration, where `split` and `held_out` name splits."""
         check_options(f"dataset:{path}", options, cls.options)
-        renamed = {"split": "split_name", "held_out": "held_out_split"}
+        argument_names = {"split": "split_name", "held_out": "held_out_split"}
         columns, others = Columns.among(options)
-        return cls(path, seed, per_step, columns=columns, **{renamed.get(k, k): v for k, v in others.items()})
+        return cls(path, seed, per_step, columns=columns, **{argument_names.get(k, k): v for k, v in others.items()})
 
     def __post_init__(self) -> None:
         self.name = f"dataset:{self.path}"

@@ -64,14 +64,14 @@ def goes_by_epochs(keys: Mapping[str, Any]) -> bool:
     """
     # a run of several phases may change its task: one finite list is enough
     phases = keys.get("phases")
-    listed = [p for p in phases if isinstance(p, Mapping)] if isinstance(phases, (list, tuple)) else []
-    return any(map(_is_finite, (keys, *listed)))
+    phase_keys = [p for p in phases if isinstance(p, Mapping)] if isinstance(phases, (list, tuple)) else []
+    return any(map(_is_finite, (keys, *phase_keys)))
 
 
 def _is_finite(keys: Mapping[str, Any]) -> bool:
     # `tasks.options.pool` may be written as a dotted key, as a mapping under one, or nested twice
-    name, nested = str(keys.get("task", "")), keys.get("tasks")
-    options = nested.get("options") if isinstance(nested, Mapping) else keys.get("tasks.options")
+    name, task_options = str(keys.get("task", "")), keys.get("tasks")
+    options = task_options.get("options") if isinstance(task_options, Mapping) else keys.get("tasks.options")
     pool = "tasks.options.pool" in keys or (isinstance(options, Mapping) and "pool" in options)
     is_code = name.rpartition(":")[0].endswith(".py")  # an environment, or rows: only its code tells
     return pool or is_code or name.endswith(KINDS) or name.startswith("dataset:")
@@ -105,8 +105,8 @@ class Pool(Epochs):
                 for i in stream(TRAINING, self.seed, step, number).permutation(len(pool)).tolist()
             ]
             return [pool[i] for i in order[:n]]
-        shuffled = lambda epoch: stream(TRAINING, self.seed, epoch).permutation(len(pool))  # noqa: E731
-        return [pool[i] for i in self.places(len(pool), n, step, shuffled)]
+        order_of = lambda epoch: stream(TRAINING, self.seed, epoch).permutation(len(pool))  # noqa: E731
+        return [pool[i] for i in self.places(len(pool), n, step, order_of)]
 
 
 class PooledTasks(Pool):

@@ -107,7 +107,7 @@ def _object(line: str, where: str) -> dict[str, Any]:
 
 def parse_task(line: str, where: str, default_id: str, columns: Columns = COLUMNS) -> Task:
     """Parse the task of one line, which must have an answer; TaskError that begins with `where` otherwise."""
-    return task_of(where, default_id, _object(line, where), columns, answered=True)
+    return task_of(where, default_id, _object(line, where), columns, has_answers=True)
 
 
 def _not_a_number(text: str) -> float:

@@ -93,9 +93,9 @@ class ListedTasks(Epochs):
         """
         sides: list[list[Task]] = []
         for side, side_tasks in (("training", self._training), ("held-out", self._held_out)):
-            changed = [[change(task) for task in wording_set] for wording_set in wordings(side_tasks)]
+            new_sets = [[change(task) for task in wording_set] for wording_set in wordings(side_tasks)]
             fitting_tasks = [
-                task for wording_set in changed if None not in wording_set for task in wording_set if task is not None
+                task for wording_set in new_sets if None not in wording_set for task in wording_set if task is not None
             ]
             if not fitting_tasks:
                 raise TaskError(f"{self.name}: the prompts of all {len(side_tasks)} {side} tasks are too long")
@@ -116,8 +116,8 @@ class ListedTasks(Epochs):
 
         def order(epoch: int) -> Any:
             # sets are shuffled as a whole: the wordings of a task follow each other
-            shuffled = stream(self.seed, epoch).permutation(len(sets))
-            return (shuffled[:, None] * set_size + range(set_size)).ravel() if set_size > 1 else shuffled
+            set_order = stream(self.seed, epoch).permutation(len(sets))
+            return (set_order[:, None] * set_size + range(set_size)).ravel() if set_size > 1 else set_order
 
         return [sets[place // set_size][place % set_size] for place in self.places(task_count, n, step, order)]
 
@@ -150,7 +150,7 @@ def _by_hash(tasks: list[Task], fraction: float) -> tuple[list[Task], list[Task]
     """Split into training and held-out tasks: a prompt whose hash is below `fraction` is held out, at least the one
     with the lowest hash and never all. Wordings of one task share the hash of `same_as`."""
     hashes = [fraction_of(str(t.info.get(SAME_AS, t.prompt))) for t in tasks]
-    ordered = sorted(set(hashes))
-    cut = min(max(sum(x < fraction for x in ordered), 1), len(ordered) - 1)
-    paired = list(zip(tasks, hashes, strict=True))
-    return [t for t, x in paired if x >= ordered[cut]], [t for t, x in paired if x < ordered[cut]]
+    distinct = sorted(set(hashes))
+    cut = min(max(sum(x < fraction for x in distinct), 1), len(distinct) - 1)
+    pairs = list(zip(tasks, hashes, strict=True))
+    return [t for t, x in pairs if x >= distinct[cut]], [t for t, x in pairs if x < distinct[cut]]

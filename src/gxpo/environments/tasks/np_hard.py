@@ -64,8 +64,8 @@ def _graph(random: np.random.Generator, size: int) -> tuple[dict[str, Any], str]
 
 
 def _independent_value(problem: Mapping[str, Any], answer: Sequence[int]) -> int | None:
-    chosen = set(answer)
-    if not _distinct(answer, problem["vertices"]) or any(a in chosen and b in chosen for a, b in problem["edges"]):
+    vertices = set(answer)
+    if not _distinct(answer, problem["vertices"]) or any(a in vertices and b in vertices for a, b in problem["edges"]):
         return None
     return len(answer)
 
@@ -76,12 +76,12 @@ def _by_degree(problem: Mapping[str, Any]) -> list[int]:
     for a, b in problem["edges"]:
         neighbours[a].add(b)
         neighbours[b].add(a)
-    candidates, chosen = set(neighbours), []
+    candidates, vertices = set(neighbours), []
     while candidates:
         v = min(candidates, key=lambda v: (len(neighbours[v] & candidates), v))
-        chosen.append(v)
+        vertices.append(v)
         candidates -= neighbours[v] | {v}
-    return sorted(chosen)
+    return sorted(vertices)
 
 
 # ---------------------------------------------------------------- travelling salesman: points, distances along the axes
@@ -104,10 +104,10 @@ def _tour_value(problem: Mapping[str, Any], answer: Sequence[int]) -> int | None
 
 def _nearest(problem: Mapping[str, Any]) -> list[int]:
     """Nearest-neighbour tour from the first point."""
-    points, tour, unvisited = problem["points"], [1], set(range(2, len(problem["points"]) + 1))
-    while unvisited:
-        tour.append(min(unvisited, key=lambda i: (_distance(points[tour[-1] - 1], points[i - 1]), i)))
-        unvisited.discard(tour[-1])
+    points, tour, open_points = problem["points"], [1], set(range(2, len(problem["points"]) + 1))
+    while open_points:
+        tour.append(min(open_points, key=lambda i: (_distance(points[tour[-1] - 1], points[i - 1]), i)))
+        open_points.discard(tour[-1])
     return tour
 
 

@@ -83,26 +83,30 @@ class _Place:
             for inner in value:
                 self.note(inner)
 
-    def trimmed(self, value: Any) -> Any:
+    def trim(self, value: Any) -> Any:
         """Remove padding from a value: where all objects of a place have the same keys, nulls of a key others fill."""
         if isinstance(value, list):
-            return [self.trimmed(x) for x in value]
+            return [self.trim(x) for x in value]
         if not isinstance(value, Mapping):
             return value
         # a null of Arrow's comes with every key in every object; rows that differ in keys were not padded
-        padded = all(present == self.objects for present, _ in self.keys.values())
-        entries = {k: v for k, v in value.items() if v is not None or not padded or not self.keys[k][1]}
-        return {k: self.below[k].trimmed(v) if k in self.below else v for k, v in entries.items()}
+        is_padded = all(present == self.objects for present, _ in self.keys.values())
+        entries = {k: v for k, v in value.items() if v is not None or not is_padded or not self.keys[k][1]}
+        return {k: self.below[k].trim(v) if k in self.below else v for k, v in entries.items()}
 
 
 def without_even_padding(rows: Rows, columns: Sequence[str]) -> Rows:
-    """Remove what looks like Arrow's padding from rows without a schema, as pandas gives them."""
+    """Remove nulls that look like Arrow's padding from rows without a schema, as pandas gives them."""
     places = {name: _Place() for name in columns}
     for row in rows:
         for name, place in places.items():
             place.note(row.get(name))
-    nested = {name: place for name, place in places.items() if place.objects}
-    return [{k: nested[k].trimmed(v) if k in nested else v for k, v in row.items()} for row in rows] if nested else rows
+    places_with_objects = {name: place for name, place in places.items() if place.objects}
+    return (
+        [{k: places_with_objects[k].trim(v) if k in places_with_objects else v for k, v in row.items()} for row in rows]
+        if places_with_objects
+        else rows
+    )
 
 
 def unpadded_rows(data: Any) -> Any:

@@ -60,13 +60,13 @@ class PolicyDocuments(GeneratedTasks):
             + " and ".join(f"{fact} is {'below' if below else 'above'} {bound}" for fact, below, bound in rule)
             for i, rule in enumerate(bounds)
         ]
-        chosen, is_allowed = int(random.integers(self.rules)), bool(random.integers(2))
+        rule_number, is_allowed = int(random.integers(self.rules)), bool(random.integers(2))
         failing = -1 if is_allowed else int(random.integers(level))
         case = [
             f"{fact} {bound + (-1 if below != (i == failing) else 1) * int(random.integers(1, 9))}"
-            for i, (fact, below, bound) in enumerate(bounds[chosen])
+            for i, (fact, below, bound) in enumerate(bounds[rule_number])
         ]
-        rule = lines[chosen]
-        question = f"A case of category {chosen + 1}: {', '.join(case)}. Allowed? Answer yes or no."
+        rule = lines[rule_number]
+        question = f"A case of category {rule_number + 1}: {', '.join(case)}. Allowed? Answer yes or no."
         prompt = "\n".join([*lines, question])
         return Task(f"policies/{prompt}", prompt, "yes" if is_allowed else "no", {"level": level, "rule": rule})

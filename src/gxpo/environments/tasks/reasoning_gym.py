@@ -223,8 +223,8 @@ def four_numbers(dataset: ProceduralDataset, answer: str, entry: Entry) -> float
     """Score of `puzzle24`: the generator's own where the numbers are the task's and the result is exactly 24. Its
     scorer pays any four numbers whose result is about 24."""
     sympy = importlib.import_module("sympy")
-    used = Counter(int(x) for x in INTEGER.findall(answer))
-    if used != Counter(int(x) for x in entry["metadata"]["numbers"]) or sympy.sympify(answer) != 24:
+    used_numbers = Counter(int(x) for x in INTEGER.findall(answer))
+    if used_numbers != Counter(int(x) for x in entry["metadata"]["numbers"]) or sympy.sympify(answer) != 24:
         return min(0.01, float(dataset.score_answer(answer, dict(entry))))
     return float(dataset.score_answer(answer, dict(entry)))
 

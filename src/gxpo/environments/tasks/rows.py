@@ -72,7 +72,7 @@ def tasks_of(rows: Iterable[Row | TaskError], columns: Columns, label: str, exam
         raise faults_error(label, [row for row in rows_or_errors if isinstance(row, TaskError)], len(rows_or_errors))
     # a column that no row has is one error, not one for each row
     _check_columns(readable, columns, label)
-    answered = any(cells.cell(row, columns.answer) is not None for _, _, row in readable)
+    has_answers = any(cells.cell(row, columns.answer) is not None for _, _, row in readable)
     tasks: list[Task] = []
     faults: list[TaskError] = []
     place_by_id: dict[str, str] = {}
@@ -82,7 +82,7 @@ def tasks_of(rows: Iterable[Row | TaskError], columns: Columns, label: str, exam
             continue
         where, default_id, row = entry
         try:
-            task = task_of(where, default_id, row, columns, answered=answered)
+            task = task_of(where, default_id, row, columns, has_answers=has_answers)
             if task.id in place_by_id:
                 raise TaskError(f"{where}: id {task.id!r} is already that of {place_by_id[task.id]}")
         except TaskError as error:
@@ -105,9 +105,9 @@ def with_prompt(row: Row, columns: Columns) -> Row:
     if cells.has_cell(cells_by_name, columns.prompt) or not all(isinstance(x, (list, tuple)) for x in answers):
         return row
     chosen, rejected = (list(x or ()) for x in answers)
-    shared = [a for a, _ in itertools.takewhile(lambda two: two[0] == two[1], zip(chosen, rejected, strict=False))]
+    common = [a for a, _ in itertools.takewhile(lambda two: two[0] == two[1], zip(chosen, rejected, strict=False))]
     # at least one message of each conversation is its answer, even where both are the same
-    opening = shared[: min(len(shared), len(chosen) - 1, len(rejected) - 1)]
+    opening = common[: min(len(common), len(chosen) - 1, len(rejected) - 1)]
     while opening and isinstance(opening[-1], Mapping) and opening[-1].get("role") == "assistant":
         opening.pop()
     return (where, default_id, {**cells_by_name, columns.prompt: opening}) if opening else row
@@ -120,9 +120,9 @@ def faults_error(label: str, faults: Sequence[TaskError], row_count: int) -> Tas
     places: dict[str, list[str]] = {}
     for fault in faults:
         # two rows with the same fault differ in their place alone, which begins the message
-        where, _, what = str(fault).removeprefix(f"{label}, ").partition(": ")
-        places.setdefault(what, []).append(where)
-    messages = [f"{_first_few(wheres)}: {what}" for what, wheres in list(places.items())[:SHOWN]]
+        where, _, fault_text = str(fault).removeprefix(f"{label}, ").partition(": ")
+        places.setdefault(fault_text, []).append(where)
+    messages = [f"{_first_few(wheres)}: {fault_text}" for fault_text, wheres in list(places.items())[:SHOWN]]
     if len(places) > SHOWN:
         messages.append(f"and {len(places) - SHOWN} more kinds of faults")
     return TaskError(f"{label}: {len(faults)} of {row_count} rows are at fault; {'; '.join(messages)}")
@@ -144,10 +144,10 @@ def _check_columns(rows: list[Row], columns: Columns, label: str) -> None:
         raise TaskError(f"{label}: no column {column!r}{hint} (set tasks.options.{option} to the name of the column)")
 
 
-def task_of(where: str, default_id: str, row: Mapping[str, Any], columns: Columns, *, answered: bool) -> Task:
+def task_of(where: str, default_id: str, row: Mapping[str, Any], columns: Columns, *, has_answers: bool) -> Task:
     """Convert one row to a task, which must have an answer if `answered`."""
     row = dict(row)
-    for column in (columns.prompt, *([columns.answer] if answered else [])):
+    for column in (columns.prompt, *([columns.answer] if has_answers else [])):
         if not cells.has_cell(row, column):
             raise TaskError(f"{where}: field {column!r} is missing, which other rows have")
     # a column that is taken whole leaves `info`; one that is read by a dotted name stays
@@ -159,7 +159,7 @@ def task_of(where: str, default_id: str, row: Mapping[str, Any], columns: Column
         raise TaskError(f"{where}: field 'id' must be a text that is not empty or a whole number, not {name!r}")
     prompt_text = _prompt(where, prompt, columns)
     # `info` keeps a number as it was: a reward of the user's may compute with it
-    if answered:
+    if has_answers:
         if isinstance(answer, bool) or not isinstance(answer, (str, int, float)) or answer == "":
             raise TaskError(
                 f"{where}: field {columns.answer!r} must be a text that is not empty or a number, not {answer!r}; "
@@ -225,25 +225,25 @@ def with_verl_answers(rows: Sequence[Any], column: str, label: str) -> list[Any]
         return rows
     answers: dict[str, Any] = {}
     for where, _, row in verl:
-        truth, why = verl_answer(row)
+        truth, reason = verl_answer(row)
         # all or none: a data set of which some rows are answered would fail on the others
-        if why:
+        if reason:
             if column != VERL_ANSWER:
-                _warn_of_verl_truths(label, where.removeprefix(f"{label}, "), why)
+                _warn_of_verl_truths(label, where.removeprefix(f"{label}, "), reason)
             return rows
         answers[where] = truth
-    answered = [None if isinstance(row, TaskError) else answers.get(row[0]) for row in rows]
+    new_rows = [None if isinstance(row, TaskError) else answers.get(row[0]) for row in rows]
     return [
         row if answer is None else (*row[:2], {**row[2], column: answer})
-        for row, answer in zip(rows, answered, strict=True)
+        for row, answer in zip(rows, new_rows, strict=True)
     ]
 
 
-def _warn_of_verl_truths(label: str, place: str, why: str) -> None:
+def _warn_of_verl_truths(label: str, place: str, reason: str) -> None:
     warnings.warn(
-        f"{label}: rows in verl's layout, and of {place} {why}: no task has an answer, which reward=math needs; name "
-        "the text, as in tasks.options.answer=reward_model.ground_truth.KEY, or take a reward of your own, which finds "
-        "it in info['reward_model']",
+        f"{label}: rows in verl's layout, and of {place} {reason}: no task has an answer, which reward=math needs; "
+        "name the text, as in tasks.options.answer=reward_model.ground_truth.KEY, or take a reward of your own, which "
+        "finds it in info['reward_model']",
         stacklevel=5,
     )
 
@@ -265,13 +265,13 @@ def verl_answer(row: Mapping[str, Any]) -> tuple[str | int | float | None, str]:
     value, style = cells.cell(row, VERL_ANSWER), cells.cell(row, "reward_model.style")
     if style is not None and not str(style).startswith("rule"):
         return None, f"reward_model.style is {style!r}, not a rule"
-    listed = _decode_json(value)
-    if isinstance(listed, (list, tuple)) and len(listed) == 1:
-        value = listed = listed[0]
-    if isinstance(listed, Mapping):
-        return None, f"{VERL_ANSWER} is a mapping of {', '.join(map(str, listed)) or 'nothing'}"
-    if isinstance(listed, (list, tuple)):
-        return None, f"{VERL_ANSWER} is a list of {len(listed)}"
+    decoded_value = _decode_json(value)
+    if isinstance(decoded_value, (list, tuple)) and len(decoded_value) == 1:
+        value = decoded_value = decoded_value[0]
+    if isinstance(decoded_value, Mapping):
+        return None, f"{VERL_ANSWER} is a mapping of {', '.join(map(str, decoded_value)) or 'nothing'}"
+    if isinstance(decoded_value, (list, tuple)):
+        return None, f"{VERL_ANSWER} is a list of {len(decoded_value)}"
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value == "":
         return None, f"{VERL_ANSWER} is {value!r}"
     return value, ""

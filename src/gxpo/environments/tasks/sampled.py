@@ -94,13 +94,13 @@ class ColumnLevels(_Levels):
                 raise TaskError(f"{label}: {task.id!r} has no column {column!r} (tasks.sampler.by), but {columns}")
             tasks_by_level.setdefault(_hashable(cell(task.info, column)), []).append(task)
         # JSON gives numbers and texts in one column: numbers first, each kind in its order
-        chosen = list(map(_hashable, levels)) or sorted(tasks_by_level, key=lambda x: (isinstance(x, str), x))
-        for level in chosen:
+        level_values = list(map(_hashable, levels)) or sorted(tasks_by_level, key=lambda x: (isinstance(x, str), x))
+        for level in level_values:
             if level not in tasks_by_level:
                 raise TaskError(f"{label}: no task has {column}={level!r} (tasks.sampler.levels)")
-        super().__init__([str(level) for level in chosen], seed)
-        self._tasks_by_level = [tasks_by_level[level] for level in chosen]
-        self._names = {task.id: str(level) for level in chosen for task in tasks_by_level[level]}
+        super().__init__([str(level) for level in level_values], seed)
+        self._tasks_by_level = [tasks_by_level[level] for level in level_values]
+        self._names = {task.id: str(level) for level in level_values for task in tasks_by_level[level]}
 
     def name_of(self, task: str) -> str | None:
         return self._names.get(task)
@@ -119,11 +119,11 @@ class OptionLevels(_Levels):
     def __init__(self, option: str, sources: Mapping[Any, TaskSource], seed: int) -> None:
         super().__init__([f"{option}={level}" for level in sources], seed)
         self.sources = list(sources.values())
-        self._known = set(self.names)
+        self._level_names = set(self.names)
 
     def name_of(self, task: str) -> str | None:
         name = task.partition("/")[0]
-        return name if name in self._known else None
+        return name if name in self._level_names else None
 
     def of_level(self, level: int, n: int, before: int, step: int) -> list[Task]:
         return [self._with_level(level, t) for t in self.sources[level].draw(n, step)]
@@ -157,7 +157,10 @@ class SampledTasks:
         self._inner, self.sampler, self.arms = inner, sampler, arms
         self.rates = SuccessRates(sampler.discount, sampler.prior, sampler.window)
         self._draw_counts: Counter[str] = Counter()
-        self._pending: tuple[int, list[str]] = (-1, [])  # (step, names) of the newest draw, not yet in `_draw_counts`
+        self._pending_draw: tuple[int, list[str]] = (
+            -1,
+            [],
+        )  # (step, names) of the newest draw, not yet in `_draw_counts`
         self._unobserved_forests: list[Forest] = []
         self._mixed_share = math.nan
         self._candidate_count: int | None = None  # names with a chance; None: not counted since a rate changed
@@ -173,8 +176,8 @@ class SampledTasks:
         """Draw the `n` training tasks of a step."""
         with self._lock:
             # a step that draws again, for more tasks, draws by the same counts as before
-            if step != self._pending[0]:
-                self._draw_counts.update(self._pending[1])
+            if step != self._pending_draw[0]:
+                self._draw_counts.update(self._pending_draw[1])
             draw_counts = np.array([self._draw_counts[name] for name in self.arms.names])
             chances = self._chances(self._draw_counts).numpy()
             if not (candidate_count := int(np.count_nonzero(chances))):
@@ -182,7 +185,7 @@ class SampledTasks:
             self._warn_of_few(candidate_count, n)
             tasks = self.arms.draw(chances, draw_counts, n, step, self.sampler.epochs)
             self._candidate_count = None
-            self._pending = (step, [name for t in tasks if (name := self.arms.name_of(t.id)) is not None])
+            self._pending_draw = (step, [name for t in tasks if (name := self.arms.name_of(t.id)) is not None])
             return tasks
 
     @property
@@ -191,14 +194,14 @@ class SampledTasks:
         with self._lock:
             if self._candidate_count is None:
                 self._candidate_count = int(np.count_nonzero(self.chances().numpy()))
-            return self._exhaustion if not self._candidate_count and self._pending[0] >= 0 else None
+            return self._exhaustion if not self._candidate_count and self._pending_draw[0] >= 0 else None
 
     @property
     def _exhaustion(self) -> str:
-        what = "levels" if isinstance(self.arms, _Levels) else "tasks"
+        arms_text = "levels" if isinstance(self.arms, _Levels) else "tasks"
         return (
-            f"none of {len(self.arms.names)} {what} is left: tasks.sampler={type(self.sampler).__name__} gives all of "
-            "them the weight 0; tasks.sampler.uniform above 0 goes on drawing them"
+            f"none of {len(self.arms.names)} {arms_text} is left: tasks.sampler={type(self.sampler).__name__} "
+            "gives all of them the weight 0; tasks.sampler.uniform above 0 goes on drawing them"
         )
 
     def _warn_of_few(self, candidate_count: int, n: int) -> None:
@@ -216,7 +219,7 @@ class SampledTasks:
 
     def chances(self) -> torch.Tensor:
         """Chances of `arms.names` in the next step's draw, [N]."""
-        return self._chances(self._draw_counts + Counter(self._pending[1]))
+        return self._chances(self._draw_counts + Counter(self._pending_draw[1]))
 
     def _chances(self, draw_counts: Mapping[str, int]) -> torch.Tensor:
         """Chances of `arms.names`, [N], given how often each was drawn."""
@@ -285,7 +288,7 @@ class SampledTasks:
                 "source": self._inner.state_dict(),
                 "rates": self.rates.state_dict(),
                 "drawn": dict(self._draw_counts),
-                "pending": [self._pending[0], list(self._pending[1])],
+                "pending": [self._pending_draw[0], list(self._pending_draw[1])],
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -297,10 +300,10 @@ class SampledTasks:
             self._candidate_count = None
             self._draw_counts = Counter({name: int(n) for name, n in state["drawn"].items()})
             step, names = state["pending"]
-            self._pending = (int(step), [str(x) for x in names])
+            self._pending_draw = (int(step), [str(x) for x in names])
 
 
-def sampled(
+def sample_by_rates(
     source: TaskSource, sampler: Any, seed: int, task: str, level_source: Callable[[Any], TaskSource] | None
 ) -> SampledTasks:
     """Put a source under a sampler, by task or by level.
@@ -310,10 +313,10 @@ def sampled(
     """
     label = f"task {task!r}"
     # a user's source may have a list of its tasks under either name, or none
-    listed = getattr(source, "training", None) or getattr(source, "pool_tasks", None)
+    pool_tasks = getattr(source, "training", None) or getattr(source, "pool_tasks", None)
     by, levels = sampler.by, list(sampler.levels)
-    if listed:
-        arms = EachTask(listed, seed) if by == "id" else ColumnLevels(listed, by, levels, label, seed)
+    if pool_tasks:
+        arms = EachTask(pool_tasks, seed) if by == "id" else ColumnLevels(pool_tasks, by, levels, label, seed)
         return SampledTasks(source, sampler, arms)
     # a generator without a pool: only levels of an option come again
     if by == "id" or not levels:

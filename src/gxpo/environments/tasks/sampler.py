@@ -122,10 +122,10 @@ class TaskSampler(FunctionPart):
             raise TaskError(
                 f"tasks.sampler={name}{place_of(self.function)} gave weights that are negative or not finite"
             )
-        return mixed(weights, self.uniform)  # type: ignore[attr-defined]  # of `SamplerOptions`
+        return mix_uniform(weights, self.uniform)  # type: ignore[attr-defined]  # of `SamplerOptions`
 
 
-def mixed(score: Tensor, uniform: float) -> Tensor:
+def mix_uniform(score: Tensor, uniform: float) -> Tensor:
     """uniform / N + (1 - uniform) score / sum: chances [N] from scores [N].
 
     A score of 0 is never drawn but by the uniform share. Where all are 0, that share is all of the draws, and without

@@ -46,7 +46,7 @@ def fraction_of(content: str) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-def reserved(content: str) -> bool:
+def is_reserved(content: str) -> bool:
     """Return True if tasks of this content are held out; all others are for training and warm-up."""
     return fraction_of(content) < 1 / HELD_OUT_SHARE
 
@@ -119,18 +119,18 @@ class GeneratedTasks(ABC):
 
     def _next(self, random: np.random.Generator, *, held_out: bool, used_ids: Collection[str]) -> Task:
         """Propose until a task is on the right side of the split and new; a repeated one where none is new."""
-        repeated = None
+        repetition = None
         for _ in range(FRUITLESS * HELD_OUT_SHARE):
             task = self.propose(random)
-            if reserved(self.content(task)) != held_out:
+            if is_reserved(self.content(task)) != held_out:
                 continue
             if task.id not in used_ids:
                 return task
-            repeated = task
-        if repeated is None:
+            repetition = task
+        if repetition is None:
             side = "held-out" if held_out else "training"
             raise TaskError(f"task {self.name!r} with these options has no {side} tasks: make it harder")
-        return repeated
+        return repetition
 
     def observe(self, forest: Forest) -> None:  # noqa: B027  # most sources have nothing to remember
         """Does nothing: results don't change the tasks."""
@@ -199,15 +199,15 @@ def _sum(a: int, b: int, author: Author) -> str:
 
 def _difference(a: int, b: int, author: Author) -> str:
     """Column by column from the right, a >= b, borrowing ten from the next column."""
-    lines, result, borrowed = [], 0, 0
+    lines, result, carry = [], 0, 0
     for column in range(len(str(a))):
         p, q = _digit(a, column), _digit(b, column)
-        borrow = int(p - borrowed < q)
-        question = f"{p + 10 * borrow}-{q}{'-1' if borrowed else ''}"
-        answer = author(question, p + 10 * borrow - q - borrowed)
+        borrow = int(p - carry < q)
+        question = f"{p + 10 * borrow}-{q}{'-1' if carry else ''}"
+        answer = author(question, p + 10 * borrow - q - carry)
         lines.append(f"{question}={answer}")
         result += answer % 10 * 10**column
-        borrowed = borrow
+        carry = borrow
     return f"{','.join(lines)}#{result}"
 
 

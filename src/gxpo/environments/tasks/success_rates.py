@@ -135,7 +135,7 @@ class SuccessRates:
         return {"streaks": dict(self.streaks), **{key: m.state_dict()["tasks"] for key, m in self.memories.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore a `state_dict`."""
         state = {"visits": {}, **state}  # which checkpoints may lack
         if set(state) != {"streaks", *self.memories}:
             raise CheckpointError(f"the checkpoint's tasks.sampler holds {sorted(state)}")

@@ -79,7 +79,7 @@ def adopt(candidate: Any, name: str, *, seed: int, options: Mapping[str, Any], p
         # a function may return rows: names of columns are then options of the source, not arguments
         is_class = isinstance(candidate, type)
         row_options = {} if is_class else {k: options.pop(k) for k in OwnRows.options if k in options}
-        instance = _called(candidate, name, options, {"seed": seed, "per_step": per_step})
+        instance = _call(candidate, name, options, {"seed": seed, "per_step": per_step})
         if not is_source(instance):
             return OwnRows(name, instance, seed, per_step, row_options)
     elif options:
@@ -87,12 +87,12 @@ def adopt(candidate: Any, name: str, *, seed: int, options: Mapping[str, Any], p
     return OwnTasks(instance, name)
 
 
-def _called(make: Callable[..., Any], name: str, options: Mapping[str, Any], offered: Mapping[str, Any]) -> Any:
+def _call(make: Callable[..., Any], name: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Any:
     """Call a user's class or function with its options and those of `offered` that it has parameters for."""
     # bound first: a TypeError of the call itself would be the user's code, and not a wrong option
     try:
         signature = inspect.signature(make)
-        arguments = {k: v for k, v in offered.items() if k in signature.parameters} | dict(options)
+        arguments = {k: v for k, v in defaults.items() if k in signature.parameters} | dict(options)
         signature.bind(**arguments)
     except (TypeError, ValueError) as error:
         raise TaskError(f"task {name!r} can't be made: {error} (tasks.options gives its arguments)") from error
@@ -116,8 +116,8 @@ class OwnRows(ListedTasks):
         columns.check(name)
         stem = Path(name.rpartition(":")[0]).stem
         label = f"task {name!r}"
-        listed = [(f"{label}, row {i}", f"{stem}/{i}", row) for i, row in enumerate(plain_rows(rows, label))]
-        self.split(tasks_of(listed, columns, label), None, others.get("held_out_fraction", 0.1))
+        labelled_rows = [(f"{label}, row {i}", f"{stem}/{i}", row) for i, row in enumerate(plain_rows(rows, label))]
+        self.split(tasks_of(labelled_rows, columns, label), None, others.get("held_out_fraction", 0.1))
 
 
 class OwnTasks:

@@ -25,8 +25,8 @@ OVERFLOW = "context_length_exceeded"
 def config(base: Any = None) -> Any:
     """Configuration of this harness, with the settings of `base`, a harness that it takes the place of."""
     kind = need("verifiers.v1.configs.harness", "verifiers").HarnessConfig
-    shared = {} if base is None else {k: v for k, v in base.model_dump().items() if k in kind.model_fields}
-    return kind.model_validate({**shared, "id": ID})
+    fields = {} if base is None else {k: v for k, v in base.model_dump().items() if k in kind.model_fields}
+    return kind.model_validate({**fields, "id": ID})
 
 
 @functools.cache

@@ -123,11 +123,11 @@ _LOCK = threading.Lock()
 def _host(text: str) -> Host:
     """Host of an environment, started by the first of its episodes."""
     with _LOCK:
-        return _started(text)
+        return _start(text)
 
 
 @functools.lru_cache(maxsize=8)
-def _started(text: str) -> Host:
+def _start(text: str) -> Host:
     host = Host(load(text))
     atexit.register(host.close)
     return host

@@ -46,18 +46,18 @@ class VerifiersTasks(ListedTasks):
     def __init__(self, name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0, per_step: int = 32):
         self.name, self.seed, self.per_step = name, seed, per_step
         library_name = name.removeprefix(PREFIX)
-        own_options, args = _apart(name, library_name, dict(options or {}))
-        shared = {
+        own_options, args = _split_options(name, library_name, dict(options or {}))
+        spec_options = {
             "env": own_options.get("env", {}),
             "limit": own_options.get("limit"),
             "success_at": float(own_options.get("success_at", 1.0)),
             "team_reward": own_options.get("team_reward"),
         }
-        world = load(Spec(library_name, args, **shared).text())
+        world = load(Spec(library_name, args, **spec_options).text())
         training = _tasks_of(world, "")
         if "held_out" in own_options:
             held_out_args = {**args, **own_options["held_out"]}
-            held_out = _tasks_of(load(Spec(library_name, held_out_args, **shared).text()), "held_out/")
+            held_out = _tasks_of(load(Spec(library_name, held_out_args, **spec_options).text()), "held_out/")
         else:
             training, held_out = _by_content(training, world, float(own_options.get("held_out_fraction", 0.1)), name)
         self.split(training, held_out, 0.1)
@@ -74,7 +74,7 @@ class VerifiersTasks(ListedTasks):
         return digest.hexdigest()
 
 
-def _apart(name: str, library_name: str, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split_options(name: str, library_name: str, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of the source, and fields of the task set's configuration."""
     own_options = {key: value for key, value in options.items() if key in VerifiersTasks.options}
     check_options(name, own_options, VerifiersTasks.options)
@@ -126,11 +126,11 @@ def _by_content(tasks: list[Task], world: LoadedEnv, fraction: float, name: str)
         )
         return tasks, _tasks_of(world, "held_out/")
     shares = [fraction_of(task.info["key"]) for task in tasks]
-    ordered = sorted(set(shares))
+    distinct = sorted(set(shares))
     # as in `ListedTasks`: of a few tasks one is held out, and never all
-    cut = ordered[min(max(sum(x < fraction for x in ordered), 1), len(ordered) - 1)]
-    paired = list(zip(tasks, shares, strict=True))
-    return [t for t, x in paired if x >= cut], [t for t, x in paired if x < cut]
+    cut = distinct[min(max(sum(x < fraction for x in distinct), 1), len(distinct) - 1)]
+    pairs = list(zip(tasks, shares, strict=True))
+    return [t for t, x in pairs if x >= cut], [t for t, x in pairs if x < cut]
 
 
 def _reward_names(world: LoadedEnv) -> tuple[str, ...]:

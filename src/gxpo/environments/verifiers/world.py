@@ -1,4 +1,4 @@
-"""Load an environment of verifiers with its tasks; refuse one that needs what is not here, and say what."""
+"""Load an environment of verifiers with its tasks; refuse one whose requirements are missing, by name."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ def load(text: str) -> LoadedEnv:
     chat.register()
     module = _module_of(spec.name)
     # The library ignores or reports unknown fields in words of its command line: they are refused here.
-    env_type = _checked(spec, "it", loaders.env_config_type, module, spec.env.get("id", ""))
+    env_type = _call(spec, "it", loaders.env_config_type, module, spec.env.get("id", ""))
     _check_fields(spec, "env", spec.env, [name for name in env_type.model_fields if name != "taskset"])
     _check_fields(spec, "args", spec.args, fields_of(spec.name))
     raw = {**spec.env, "taskset": {**spec.args, "id": module}}
-    config = _checked(spec, "its configuration", loaders.resolve_env_config, raw)
+    config = _call(spec, "its configuration", loaders.resolve_env_config, raw)
     config = _with_local_seats(spec, config, loaders)
     _check_needs(spec, config)
-    env = _checked(spec, "it", loaders.load_environment, config)
+    env = _call(spec, "it", loaders.load_environment, config)
     policies = _policies(spec, env, config)
     tasks = _tasks(spec, env)
     _check_tasks(spec, env, config, tasks, loaders)
@@ -139,8 +139,8 @@ def _module_of(name: str) -> str:
 
 def _exports_taskset(package: Any) -> bool:
     base = need("verifiers.v1", "verifiers").Taskset
-    exported = (getattr(package, name, None) for name in getattr(package, "__all__", ()))
-    return any(isinstance(x, type) and issubclass(x, base) and x is not base for x in exported)
+    objects = (getattr(package, name, None) for name in getattr(package, "__all__", ()))
+    return any(isinstance(x, type) and issubclass(x, base) and x is not base for x in objects)
 
 
 def _local_module(path: Path, label: str) -> str:
@@ -165,7 +165,7 @@ def _local_module(path: Path, label: str) -> str:
 
 
 # ---------------------------------------------------------------- configuration
-def _checked(spec: Spec, what: str, call: Any, *arguments: Any) -> Any:
+def _call(spec: Spec, label: str, call: Any, *arguments: Any) -> Any:
     """Call the library, or code of the environment; any exception becomes a TaskError."""
     try:
         return call(*arguments)
@@ -173,7 +173,7 @@ def _checked(spec: Spec, what: str, call: Any, *arguments: Any) -> Any:
         # pydantic lists every field, each with a link to its manual
         fields = error.errors() if isinstance(error, ValidationError) else []
         reason = one_line("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in fields)) or described(error)
-        raise TaskError(f"{spec.label}: {what} can't be loaded ({reason})") from error
+        raise TaskError(f"{spec.label}: {label} can't be loaded ({reason})") from error
 
 
 def _check_fields(spec: Spec, option: str, values: Mapping[str, Any], names: Any) -> None:
@@ -190,7 +190,7 @@ def _with_local_seats(spec: Spec, config: Any, loaders: Any) -> Any:
     """
     agents = need("verifiers.v1.configs.agent", "verifiers")
     runtimes = need("verifiers.v1.runtimes", "verifiers")
-    bundled = loaders.default_harness_id(config.taskset.id)
+    default_harness = loaders.default_harness_id(config.taskset.id)
     seats = agents.agent_config_fields(config)
     changes = {}
     for seat, agent in seats.items():
@@ -198,7 +198,7 @@ def _with_local_seats(spec: Spec, config: Any, loaders: Any) -> Any:
         change: dict[str, Any] = {}
         if agent.runtime.type == "prime" and "runtime" not in options:
             change["runtime"] = runtimes.SubprocessConfig()
-        is_open = agent.harness is None and bundled == "bash"
+        is_open = agent.harness is None and default_harness == "bash"
         is_plain = agent.harness is not None and agent.harness.id == "null"
         if "harness" not in options and (is_open or is_plain):
             change["harness"] = chat.config(agent.harness)
@@ -249,15 +249,15 @@ def _check_needs(spec: Spec, config: Any) -> None:
 
 
 def _check_runtime(spec: Spec, path: str, kind: str) -> None:
-    missing = {
+    lacking = {
         "docker": None if shutil.which("docker") else "the program docker",
         "apptainer": None if shutil.which("apptainer") else "the program apptainer",
         "prime": None if os.environ.get("PRIME_API_KEY") else "PRIME_API_KEY",
         "modal": None if importlib.util.find_spec("modal") else "the package modal",
         "e2b": None if os.environ.get("E2B_API_KEY") else "E2B_API_KEY",
     }.get(kind)
-    if missing is not None:
-        raise TaskError(f"{spec.label}: {path} is {kind}, and {missing} is not here")
+    if lacking is not None:
+        raise TaskError(f"{spec.label}: {path} is {kind}, and {lacking} is not here")
 
 
 def _check_reachable(spec: Spec, path: str, url: str) -> None:
@@ -276,13 +276,13 @@ def _policies(spec: Spec, env: Any, config: Any) -> tuple[str, ...]:
     seats = agents.agent_config_fields(config)
     # An environment says in `setup` which seats are not trained: it is asked with stand-ins, before any episode.
     stand_ins = agents.Agents(config, lambda name, agent: SimpleNamespace(name=name, config=agent, trainable=True))
-    _checked(spec, "its setup", _in_thread, env.setup(stand_ins))
+    _call(spec, "its setup", _in_thread, env.setup(stand_ins))
     policies = tuple(seat for seat, agent in seats.items() if agent.client is None)
-    if fixed := [seat for seat in policies if not getattr(stand_ins, seat).trainable]:
+    if fixed_seats := [seat for seat in policies if not getattr(stand_ins, seat).trainable]:
         raise TaskError(
-            f"{spec.label}: seat {fixed[0]} is not trained by its environment, and every call of the policy is: give "
-            f"it a model of its own, as tasks.options.env.{fixed[0]}: {{model: NAME, client: {{base_url: URL, "
-            "api_key_var: KEY}}"
+            f"{spec.label}: seat {fixed_seats[0]} is not trained by its environment, and every call of the policy is: "
+            f"give it a model of its own, as tasks.options.env.{fixed_seats[0]}: {{model: NAME, client: {{base_url: "
+            "URL, api_key_var: KEY}}"
         )
     if len(policies) > 1 and spec.team_reward is None:
         raise TaskError(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gxpo.base.errors import CheckpointError, ConfigError, ModelError
 from gxpo.forest.forest import Forest
-from gxpo.learning.base import constants, gradient_of
+from gxpo.learning.base import default_outputs, gradient_of
 from gxpo.learning.optimiser import Schedule
 from gxpo.learning.remote.rows import Rows
 from gxpo.parts.protocols import LossFunction, Output, StepInfo, TrainEngine
@@ -54,10 +54,10 @@ class RemoteLearner:
         names: Sequence[str] = ("logprob",),
         *,
         policy: str = "current",
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Detached float64 [P] outputs ("logprob", "entropy") of the "current" or the "reference" policy."""
-        self._can_read(names, given)
+        self._can_read(names, constants)
         if policy == "reference" and "reference" not in self.engine.abilities:
             raise ModelError("the training engine keeps no reference policy: leave out what compares with one")
         everything = torch.arange(forest.n_entries)
@@ -65,14 +65,14 @@ class RemoteLearner:
             return {name: torch.zeros(0, dtype=torch.float64) for name in names}
         return self._forward(Rows.of(forest, everything), names, policy)
 
-    def _can_read(self, names: Sequence[str], given: Mapping[str, Tensor] | None) -> None:
+    def _can_read(self, names: Sequence[str], constants: Mapping[str, Tensor] | None) -> None:
         """Raise ModelError for outputs that the engine does not compute."""
         for name in names:
             if name not in self.gives:
                 has = ", ".join(self.gives)
                 raise ModelError(f"a remote training engine has no output {name!r}; this one has {has}")
-        if given:
-            raise ModelError(f"a remote training engine has no outputs made with {', '.join(given)}")
+        if constants:
+            raise ModelError(f"a remote training engine has no outputs computed with {', '.join(constants)}")
 
     def _forward(self, rows: Rows, names: Sequence[str], policy: str) -> dict[str, Tensor]:
         """[E] outputs of the rows' entries."""
@@ -84,7 +84,7 @@ class RemoteLearner:
                 if [x.numel() for x in out[name]] != [row.read.numel() for row in chunk_rows]:
                     raise ModelError(f"the training engine returned {name} for another number of tokens than requested")
                 readings[name] += out[name]
-        return {name: rows.gathered(parts) for name, parts in readings.items()}
+        return {name: rows.gather(parts) for name, parts in readings.items()}
 
     # ------------------------------------------------------------ steps
     def step(
@@ -95,10 +95,10 @@ class RemoteLearner:
         names: Sequence[str] = ("logprob",),
         couples: str = "token",
         active: Tensor | None = None,
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> StepInfo:
         """One optimiser step on L(x). Nothing changes if no token is active, or if the gradient is not finite."""
-        info = self.accumulate(forest, loss, names=names, active=active, given=given)
+        info = self.accumulate(forest, loss, names=names, active=active, constants=constants)
         if info.empty:
             return info
         norm = self.engine.step(self.optimiser.current_lr, self.max_grad_norm)
@@ -114,10 +114,10 @@ class RemoteLearner:
         *,
         names: Sequence[str] = ("logprob",),
         active: Tensor | None = None,
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> StepInfo:
         """Accumulate the gradient of L in the engine, without a step (`engine.discard` drops it)."""
-        self._can_read(names, given)
+        self._can_read(names, constants)
         if active is None:
             active = torch.ones(forest.n_entries, dtype=torch.bool)
         if active.shape != (forest.n_entries,) or active.dtype != torch.bool:
@@ -127,12 +127,12 @@ class RemoteLearner:
             return StepInfo(empty=True)
         # x of the whole optimiser step first: L may couple tokens of different rows
         rows = Rows.of(forest, entries)
-        x = constants(forest, names)
+        x = default_outputs(forest, names)
         for name, value in self._forward(rows, names, "current").items():
             x[name] = x[name].index_copy(0, entries, value)
         slope = gradient_of(loss, x)
         # then the slopes row by row; an error in between must leave no part of a gradient in the engine
-        row_slopes = {name: rows.scattered(g[entries]) for name, g in slope.items() if bool(g[entries].any())}
+        row_slopes = {name: rows.scatter(g[entries]) for name, g in slope.items() if bool(g[entries].any())}
         pull_count = 0
         # what an earlier call may have left there
         self.engine.discard()
@@ -157,29 +157,29 @@ class RemoteLearner:
         )
 
     # ------------------------------------------------------------ unsupported: weights in this process
-    def _elsewhere(self, what: str) -> ConfigError:
-        return ConfigError(f"{what} needs the weights in this process: use cluster.backend=local or fsdp")
+    def _needs_local_weights(self, subject: str) -> ConfigError:
+        return ConfigError(f"{subject} needs the weights in this process: use cluster.backend=local or fsdp")
 
     def gradient(self, *_: Any, **__: Any) -> dict[str, Tensor]:
-        raise self._elsewhere("an update that asks for gradients")
+        raise self._needs_local_weights("an update that asks for gradients")
 
     def snapshot(self) -> dict[str, Tensor]:
-        raise self._elsewhere("an update that copies and restores the parameters")
+        raise self._needs_local_weights("an update that copies and restores the parameters")
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
-        raise self._elsewhere("an update that copies and restores the parameters")
+        raise self._needs_local_weights("an update that copies and restores the parameters")
 
     def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
-        raise self._elsewhere("a part that reads hidden states")
+        raise self._needs_local_weights("a part that reads hidden states")
 
     def logits(self, states: Tensor) -> Tensor:
-        raise self._elsewhere("a part that reads logits")
+        raise self._needs_local_weights("a part that reads logits")
 
     def second_learner(self, *, lr: float) -> RemoteLearner:
-        raise self._elsewhere("a part that trains a second model")
+        raise self._needs_local_weights("a part that trains a second model")
 
     def follow(self, policy: Any, rate: float) -> None:
-        raise self._elsewhere("a model that follows the policy")
+        raise self._needs_local_weights("a model that follows the policy")
 
     # ------------------------------------------------------------ state
     def publish(self) -> None:

@@ -36,12 +36,12 @@ class Descent:
     eps: float | None
 
     @classmethod
-    def by(cls, factor: float, norm: float, fixed: float | None) -> Descent:
+    def by(cls, factor: float, norm: float, fixed_eps: float | None) -> Descent:
         """norm  of the gradient;   fixed  the eps of an engine that takes no other; None: it takes any"""
-        if fixed is None:
+        if fixed_eps is None:
             return cls(1.0, factor * EPS, EPS)
-        slope = LINEAR * fixed / norm
-        return cls(slope, factor * fixed / slope, None)
+        slope = LINEAR * fixed_eps / norm
+        return cls(slope, factor * fixed_eps / slope, None)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Probe:
     fixed_eps: float | None = None
 
     def trouble(self, tolerance: float) -> str | None:
-        """Description of what is wrong, in one line; None if nothing is."""
+        """One-line description of the mismatches; None if there are none."""
         expected = {"scale": 1.0, "twice": 2.0, "apart": 2.0, "cancelled": 0.0}
         mismatches = [
             f"{k} {getattr(self, k):.4g} instead of {v:g}"
@@ -87,17 +87,17 @@ def probe(engine: TrainEngine, row: TokenRow, *, move: float = MOVE, scratch: Pa
     move  nats by which the token is to move: many times what log-probs are rounded to
     """
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        saved = Path(folder) / "engine"
-        engine.save(saved)
+        state_path = Path(folder) / "engine"
+        engine.save(state_path)
         try:
-            return _measure_probe(engine, TokenRow(row.tokens, row.read[:1], row.temperature[:1]), saved, move)
+            return _measure_probe(engine, TokenRow(row.tokens, row.read[:1], row.temperature[:1]), state_path, move)
         finally:
             engine.discard()
-            engine.load(saved)
+            engine.load(state_path)
 
 
-def _measure_probe(engine: TrainEngine, row: TokenRow, saved: Path, move: float) -> Probe:
-    """Probe of an engine on a row with one reading, whose state lies at `saved`."""
+def _measure_probe(engine: TrainEngine, row: TokenRow, state_path: Path, move: float) -> Probe:
+    """Probe of an engine on a row with one reading, whose state lies at `state_path`."""
 
     def norm(*pulls: Sequence[float]) -> float:
         """The norm that the engine reports after pulls of the row with these slopes."""
@@ -106,9 +106,9 @@ def _measure_probe(engine: TrainEngine, row: TokenRow, saved: Path, move: float)
             engine.pull([row] * len(slopes), {"logprob": [_slope(s) for s in slopes]})
         return engine.step(0.0, None, eps=EPS)
 
-    def moved(descent: Descent, sign: float) -> float:
+    def measure_move(descent: Descent, sign: float) -> float:
         """Nats by which a step from the saved state moves the token."""
-        engine.load(saved)
+        engine.load(state_path)
         before = _value(engine, row)
         engine.pull([row], {"logprob": [_slope(sign * descent.slope)]})
         engine.step(descent.lr, None, eps=descent.eps)
@@ -122,13 +122,13 @@ def _measure_probe(engine: TrainEngine, row: TokenRow, saved: Path, move: float)
             "leave a gradient, and does `step` report its norm before clipping?"
         )
     twice, apart, cancelled = norm([1.0, 1.0]), norm([1.0], [1.0]), norm([1.0, -1.0])
-    fixed = None if heeds_eps(moved(step_if_eps_ignored(norm_once, move), 1.0), move) else own_eps(engine)
-    descent = Descent.by(move / norm_once**2, norm_once, fixed)
+    fixed_eps = None if heeds_eps(measure_move(step_if_eps_ignored(norm_once, move), 1.0), move) else own_eps(engine)
+    descent = Descent.by(move / norm_once**2, norm_once, fixed_eps)
     # the scale of the gradient shows only in a step. Weight decay and curvature do the same for both signs, so the
     # difference leaves them out; a slope of 1 is followed downwards
-    moved_nats = (moved(descent, -1.0) - moved(descent, 1.0)) / 2
+    moved_nats = (measure_move(descent, -1.0) - measure_move(descent, 1.0)) / 2
     scale = float("nan") if moved_nats == 0 else move / moved_nats
-    return Probe(scale, twice / norm_once, apart / norm_once, cancelled / norm_once, norm_once, fixed)
+    return Probe(scale, twice / norm_once, apart / norm_once, cancelled / norm_once, norm_once, fixed_eps)
 
 
 def step_if_eps_ignored(norm: float, move: float = MOVE) -> Descent:
@@ -137,9 +137,9 @@ def step_if_eps_ignored(norm: float, move: float = MOVE) -> Descent:
     return Descent(1.0, move / norm, EPS * max(1.0, norm))
 
 
-def heeds_eps(moved: float, move: float = MOVE) -> bool:
+def heeds_eps(moved_nats: float, move: float = MOVE) -> bool:
     """Return True if the engine took the eps of `step_if_eps_ignored`, from the nats by which the token moved."""
-    return abs(moved) <= move / 2
+    return abs(moved_nats) <= move / 2
 
 
 def own_eps(engine: Any) -> float:

@@ -40,8 +40,8 @@ class Rows:
         """
         # refuse what a training engine can't represent: truncated supports, latents, pictures
         packing = Packing(forest, layout="flat")
-        truncated, temperature_E = (x[forest.path_trajectory[entries]] for x in reversed(packing.settings))
-        if bool(truncated.any()) or "support" in forest.extras:
+        is_truncated, temperature_E = (x[forest.path_trajectory[entries]] for x in reversed(packing.settings))
+        if bool(is_truncated.any()) or "support" in forest.extras:
             raise ModelError(
                 "rollouts were sampled with top_k, top_p or min_p, and a training engine reads log-probs over the "
                 "whole vocabulary: sample by temperature alone (sampling.top_k=0, sampling.top_p=1)"
@@ -108,11 +108,11 @@ class Rows:
         """Number of tokens in all rows."""
         return sum(row.tokens.numel() for row in self.rows)
 
-    def gathered(self, values: Sequence[Tensor]) -> Tensor:
+    def gather(self, values: Sequence[Tensor]) -> Tensor:
         """Gather values [E] float64 of the entries from the values [k] of each row."""
         return torch.cat([x.to("cpu", torch.float64) for x in values])[self.reading]
 
-    def scattered(self, slope: Tensor) -> list[Tensor]:
+    def scatter(self, slope: Tensor) -> list[Tensor]:
         """Sum slopes [E] over the entries that share a reading, into slopes [k] of each row."""
         slope_Q = torch.zeros(sum(self.sizes), dtype=torch.float64).index_add_(0, self.reading, slope)
         return list(slope_Q.split(self.sizes))

@@ -28,14 +28,14 @@ TOLERANCE = 0.02  # relative, of a measured norm
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ScaledRow:
     """Row for a server: tokens [n], and slopes [n - 1] of the log-probs of all but the first."""
 
     tokens: tuple[int, ...]
     slopes: list[float]
 
 
-Pull = Sequence[Scaled]  # rows of one call
+Pull = Sequence[ScaledRow]  # rows of one call
 
 
 def _tokens(pulls: Sequence[Pull]) -> int:
@@ -43,7 +43,7 @@ def _tokens(pulls: Sequence[Pull]) -> int:
 
 
 # name -> divisor of a row's terms, from the row, its call, and all calls up to the optimiser step
-DIVISORS: Mapping[str, Callable[[Scaled, Pull, Sequence[Pull]], float]] = {
+DIVISORS: Mapping[str, Callable[[ScaledRow, Pull, Sequence[Pull]], float]] = {
     "sum": lambda row, call, step: 1,
     "mean over a call's rows": lambda row, call, step: len(call),
     "mean over a step's rows": lambda row, call, step: sum(map(len, step)),
@@ -61,12 +61,12 @@ class Reduction:
 
     name: str
 
-    def divisor(self, row: Scaled, call: Pull, step: Sequence[Pull]) -> float:
+    def divisor(self, row: ScaledRow, call: Pull, step: Sequence[Pull]) -> float:
         """Divisor of a row's terms."""
         return float(DIVISORS[self.name](row, call, step))
 
 
-def experiments(tokens: Sequence[int]) -> list[list[list[Scaled]]]:
+def experiments(tokens: Sequence[int]) -> list[list[list[ScaledRow]]]:
     """Calls of several experiments, each between two optimiser steps: slopes of the second token sum to 1 or 2.
 
     Under a causal model all rows below have the same gradient of the token's log-prob; the norm differs by divisors.
@@ -74,22 +74,22 @@ def experiments(tokens: Sequence[int]) -> list[list[list[Scaled]]]:
     tokens  at least 3
     """
 
-    def row(n: int, slope: float) -> Scaled:
-        return Scaled(tuple(tokens[:n]), [slope] + [0.0] * (n - 2))
+    def row(n: int, slope: float) -> ScaledRow:
+        return ScaledRow(tuple(tokens[:n]), [slope] + [0.0] * (n - 2))
 
-    one, long, idle = row(2, 1.0), row(len(tokens), 1.0), row(len(tokens), 0.0)
-    return [[[one]], [[one, one]], [[one], [one]], [[long]], [[one, idle]], [[one], [idle]]]
+    unit, long, idle = row(2, 1.0), row(len(tokens), 1.0), row(len(tokens), 0.0)
+    return [[[unit]], [[unit, unit]], [[unit], [unit]], [[long]], [[unit, idle]], [[unit], [idle]]]
 
 
 def reduction_from_norms(norms: Sequence[float], experiment_calls: Sequence[Sequence[Pull]]) -> Reduction | None:
     """Reduction that explains the norms of experiments, relative to the first; None if no known one does."""
     for name in DIVISORS:
         way = Reduction(name)
-        expected = [
+        predicted = [
             abs(sum(sum(s.slopes) / way.divisor(s, c, step) for c in step for s in c)) for step in experiment_calls
         ]
-        pairs = zip(norms, expected, strict=True)
-        if all(abs(n / norms[0] - e / expected[0]) <= TOLERANCE * (e / expected[0]) for n, e in pairs):
+        pairs = zip(norms, predicted, strict=True)
+        if all(abs(n / norms[0] - e / predicted[0]) <= TOLERANCE * (e / predicted[0]) for n, e in pairs):
             return way
     return None
 
@@ -149,7 +149,7 @@ class TinkerEngine:
         _check_reachable(address)
         key = os.environ.get("TINKER_API_KEY") or "tml-none"
         self._service = self._request("connect", lambda: self._tinker.ServiceClient(base_url=address, api_key=key))
-        self._pending_pulls: list[list[Scaled]] = []
+        self._pending_pulls: list[list[ScaledRow]] = []
         self._logprobs: dict[tuple[int, ...], list[float]] = {}
         self.version, self._sampler, self._is_published = 0, None, False
         # measure the server on fresh adapters, then start from fresh ones again
@@ -160,17 +160,17 @@ class TinkerEngine:
         self._client = self._new_client()
 
     # ------------------------------------------------------------ the server
-    def _request(self, what: str, call: Any, timeout: float | None = None) -> Any:
+    def _request(self, action: str, call: Any, timeout: float | None = None) -> Any:
         """Result of a request to the server; errors of the SDK become a `ModelError` of one line."""
         try:
             out = call()
             return out.result(timeout or self.timeout) if hasattr(out, "result") else out
         except TimeoutError as error:
             seconds = timeout or self.timeout
-            raise ModelError(f"{self.address} did not {what} within {seconds:g} seconds") from error
+            raise ModelError(f"{self.address} did not {action} within {seconds:g} seconds") from error
         except Exception as error:  # the SDK's, its HTTP library's and pydantic's
             reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise ModelError(f"{self.address} could not {what}: {reason}") from error
+            raise ModelError(f"{self.address} could not {action}: {reason}") from error
 
     def _new_client(self) -> Any:
         lora = self.adapter
@@ -195,13 +195,13 @@ class TinkerEngine:
     def _read(self, sequences: Sequence[tuple[int, ...]]) -> list[list[float]]:
         """Log-probs [n - 1] of the tokens after the first of each sequence, requested once between two steps."""
         # the same sequence is read for its log-probs and again for its slopes
-        missing = list(dict.fromkeys(s for s in sequences if s not in self._logprobs))
-        if missing:
-            data = [self._datum(s, weights=[1.0] * (len(s) - 1)) for s in missing]
+        unread = list(dict.fromkeys(s for s in sequences if s not in self._logprobs))
+        if unread:
+            data = [self._datum(s, weights=[1.0] * (len(s) - 1)) for s in unread]
             out = self._request("run a forward pass", lambda: self._client.forward(data, "cross_entropy"))
-            if len(out.loss_fn_outputs) != len(missing):
-                raise ModelError(f"{self.address} answered {len(missing)} rows with {len(out.loss_fn_outputs)}")
-            for s, output in zip(missing, out.loss_fn_outputs, strict=True):
+            if len(out.loss_fn_outputs) != len(unread):
+                raise ModelError(f"{self.address} answered {len(unread)} rows with {len(out.loss_fn_outputs)}")
+            for s, output in zip(unread, out.loss_fn_outputs, strict=True):
                 values = [float(x) for x in output["logprobs"].data] if "logprobs" in output else []
                 if len(values) != len(s) - 1:
                     raise ModelError(f"{self.address} gave {len(values)} log-probs of a row of {len(s)} tokens")
@@ -222,14 +222,14 @@ class TinkerEngine:
         _check_only_logprobs(rows, tuple(slopes), "current")
         out = []
         for row, slope in zip(rows, slopes["logprob"], strict=True):
-            wide = torch.zeros(row.tokens.numel() - 1, dtype=torch.float64)
-            wide.index_add_(0, row.read - 1, slope.to("cpu", torch.float64))
-            if bool(wide.any()):
-                out.append(Scaled(tuple(row.tokens.tolist()), wide.tolist()))
+            slope_row = torch.zeros(row.tokens.numel() - 1, dtype=torch.float64)
+            slope_row.index_add_(0, row.read - 1, slope.to("cpu", torch.float64))
+            if bool(slope_row.any()):
+                out.append(ScaledRow(tuple(row.tokens.tolist()), slope_row.tolist()))
         if out:
             self._pending_pulls.append(out)
 
-    def _send(self, pulls: Sequence[Sequence[Scaled]], reduction: Reduction) -> None:
+    def _send(self, pulls: Sequence[Sequence[ScaledRow]], reduction: Reduction) -> None:
         """Send pulls, whose gradient then lies on the server."""
         logprobs_by_tokens = {
             s.tokens: x for p in pulls for s, x in zip(p, self._read([s.tokens for s in p]), strict=True)
@@ -324,7 +324,7 @@ class TinkerEngine:
         """Nats by which a step of fresh adapters moves the second probed token."""
         self._client = self._new_client()
         (before,) = self._read([PROBED[:2]])
-        self._send([[Scaled(PROBED[:2], [descent.slope])]], self.reduction)
+        self._send([[ScaledRow(PROBED[:2], [descent.slope])]], self.reduction)
         self._send_step(descent.lr, limit, self.eps if descent.eps is None else descent.eps)
         (after,) = self._read([PROBED[:2]])
         return after[0] - before[0]
@@ -396,8 +396,8 @@ def _check_reachable(address: str) -> None:
     except urllib.error.HTTPError:
         return  # it answers
     except (OSError, ValueError) as error:
-        why = getattr(error, "reason", error)
-        raise ModelError(f"cluster.address={address} can't be reached ({why}): start the server there") from error
+        reason = getattr(error, "reason", error)
+        raise ModelError(f"cluster.address={address} can't be reached ({reason}): start the server there") from error
 
 
 def _check_only_logprobs(rows: Sequence[TokenRow], names: Sequence[str], policy: str) -> None:

@@ -62,9 +62,9 @@ class VerlEngine:
             for k, part in enumerate(own_parts)
         }
         # every process returns the readings of all rows, as the protocol has it
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, own_readings)
-        reading_by_part = {part: x for share in gathered for part, x in share.items()}
+        shares: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(shares, own_readings)
+        reading_by_part = {part: x for share in shares for part, x in share.items()}
         return verl_rows.readings_by_row(
             rows, parts, {n: [reading_by_part[k][n] for k in range(len(parts))] for n in names}
         )
@@ -72,8 +72,8 @@ class VerlEngine:
     def pull(self, rows: Sequence[TokenRow], slopes: Mapping[str, Sequence[Tensor]]) -> None:
         parts = verl_rows.parts_of(rows)
         own_parts = _share(len(parts))
-        repeated = int((len(own_parts) - 1) * dist.get_world_size() + dist.get_rank() >= len(parts))
-        data = verl_rows.batch([parts[i] for i in own_parts], packed=self.packed, slopes=slopes, repeated=repeated)
+        n_fillers = int((len(own_parts) - 1) * dist.get_world_size() + dist.get_rank() >= len(parts))
+        data = verl_rows.batch([parts[i] for i in own_parts], packed=self.packed, slopes=slopes, n_fillers=n_fillers)
         with self._engine.train_mode(zero_grad_on_exit=False):
             self._engine.forward_backward_batch(data, loss_function=verl_rows.linear)
 

@@ -57,7 +57,7 @@ class RayVerlEngine:
             self._group = self._start_workers(
                 EngineSettings(str(Path(model).resolve()), **settings), [per_node] * nodes
             )
-            self._packed: bool = self._call_all("load the model", "begin")[0]
+            self._has_packed_rows: bool = self._call_all("load the model", "begin")[0]
             self._shapes: list[tuple[str, int]] = self._call_all("name its parameters", "shapes")[0]
         except BaseException:
             self.close()
@@ -75,27 +75,27 @@ class RayVerlEngine:
         return workers.RayWorkerGroup(self._pool, worker_class, use_gpu=self._gpus, device_name=device)
 
     # ------------------------------------------------------------ the workers
-    def _call_all(self, what: str, method: str, *arguments: Any, **keywords: Any) -> list[Any]:
+    def _call_all(self, action: str, method: str, *arguments: Any, **keywords: Any) -> list[Any]:
         """Call a method of all workers; return their results."""
-        return self._results(what, self._group.execute_all_async(method, *arguments, **keywords))
+        return self._results(action, self._group.execute_all_async(method, *arguments, **keywords))
 
-    def _results(self, what: str, references: Sequence[Any]) -> list[Any]:
+    def _results(self, action: str, references: Sequence[Any]) -> list[Any]:
         errors = self._ray.exceptions
         try:
             return self._ray.get(list(references), timeout=self.timeout)
         except errors.GetTimeoutError as error:
-            raise ModelError(f"verl's workers did not {what} within {self.timeout:g} seconds") from error
+            raise ModelError(f"verl's workers did not {action} within {self.timeout:g} seconds") from error
         except errors.RayTaskError as error:
             # an error of a worker arrives wrapped, with a traceback of another machine
             cause = error.cause if isinstance(error.cause, Exception) else error
             # gxpo's own messages say what to change, and pass as they are
             if isinstance(cause, GxpoError):
                 raise cause from error
-            raise ModelError(f"verl's workers could not {what}: {_last_line(cause)}") from error
+            raise ModelError(f"verl's workers could not {action}: {_last_line(cause)}") from error
         except errors.RayError as error:
             raise ModelError(
-                f"verl's workers could not {what}, one has ended: {_last_line(error)}; gxpo resume continues from the "
-                "newest checkpoint"
+                f"verl's workers could not {action}, one has ended: {_last_line(error)}; gxpo resume continues from "
+                "the newest checkpoint"
             ) from error
 
     # ------------------------------------------------------------ rows
@@ -122,9 +122,9 @@ class RayVerlEngine:
     def _batch(self, parts: list[Part], **options: Any) -> Any:
         """Batch of parts, the first one repeated until every worker has equally many."""
         world = self._group.world_size
-        repeated = -len(parts) % world
+        n_fillers = -len(parts) % world
         return verl_rows.batch(
-            parts + parts[:1] * repeated, packed=self._packed, repeated=repeated, processes=world, **options
+            parts + parts[:1] * n_fillers, packed=self._has_packed_rows, n_fillers=n_fillers, processes=world, **options
         )
 
     # ------------------------------------------------------------ steps

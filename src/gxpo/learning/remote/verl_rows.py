@@ -40,7 +40,7 @@ class Part:
     """Readings of a row at one temperature: verl takes a single one for a row."""
 
     row: int
-    which: Tensor  # [j] of the row's readings
+    reading_index: Tensor  # [j] of the row's readings
     tokens: Tensor
     read: Tensor
     temperature: float
@@ -51,8 +51,8 @@ def parts_of(rows: Sequence[TokenRow]) -> list[Part]:
     out = []
     for number, row in enumerate(rows):
         for heat in row.temperature.unique().tolist():
-            which = (row.temperature == heat).nonzero().squeeze(1)
-            out.append(Part(number, which, row.tokens, row.read[which], heat))
+            reading_index = (row.temperature == heat).nonzero().squeeze(1)
+            out.append(Part(number, reading_index, row.tokens, row.read[reading_index], heat))
     return out
 
 
@@ -62,7 +62,7 @@ def batch(
     packed: bool,
     names: Sequence[str] = (),
     slopes: Mapping[str, Sequence[Tensor]] | None = None,
-    repeated: int = 0,
+    n_fillers: int = 0,
     processes: int = 1,
 ) -> Any:
     """TensorDict of rows for verl's engines, in one micro-batch of each process.
@@ -73,21 +73,21 @@ def batch(
     processes  that the rows are divided among
     """
     tensordict: Any = need("tensordict", "verl")
-    nested: Any = need("verl.utils.tensordict_utils", "verl")
+    tensordict_utils: Any = need("verl.utils.tensordict_utils", "verl")
     data = tensordict.TensorDict(
         {
-            "input_ids": jagged([p.tokens for p in parts]),
-            "position_ids": jagged([torch.arange(p.tokens.numel()) for p in parts]),
-            "loss_mask": jagged([torch.ones_like(p.tokens) for p in parts]),
+            "input_ids": jagged_tensor([p.tokens for p in parts]),
+            "position_ids": jagged_tensor([torch.arange(p.tokens.numel()) for p in parts]),
+            "loss_mask": jagged_tensor([torch.ones_like(p.tokens) for p in parts]),
             "temperature": torch.tensor([p.temperature for p in parts], dtype=torch.float32),
         },
         batch_size=len(parts),
     )
     # slopes travel as columns, since verl's loss sees nothing but the batch
     for name, row_slopes in (slopes or {}).items():
-        data[f"slope_{name}"] = jagged(_slopes_by_token(parts, row_slopes, len(parts) - repeated))
+        data[f"slope_{name}"] = jagged_tensor(_slopes_by_token(parts, row_slopes, len(parts) - n_fillers))
     # verl's own micro-batching and reductions are off: the rows come cut, and `linear` is the whole loss
-    nested.assign_non_tensor(
+    tensordict_utils.assign_non_tensor(
         data,
         use_remove_padding=packed,
         calculate_entropy="entropy" in names or "entropy" in (slopes or {}),
@@ -106,20 +106,20 @@ def _slopes_by_token(parts: Sequence[Part], row_slopes: Sequence[Tensor], part_c
     for k, part in enumerate(parts):
         line = torch.zeros(part.tokens.numel(), dtype=torch.float64)
         if k < part_count:
-            line.index_add_(0, part.read - 1, row_slopes[part.row].cpu().double()[part.which])
+            line.index_add_(0, part.read - 1, row_slopes[part.row].cpu().double()[part.reading_index])
         out.append(line.float())
     return out
 
 
 def linear(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:
     """verl's loss function: the sum of slope times output, times the processes that verl averages gradients over."""
-    nested: Any = need("verl.utils.tensordict_utils", "verl")
+    tensordict_utils: Any = need("verl.utils.tensordict_utils", "verl")
     terms = [
-        (model_output[theirs].values() * data[f"slope_{name}"].values()).sum()
-        for name, theirs in NAMES.items()
+        (model_output[verl_name].values() * data[f"slope_{name}"].values()).sum()
+        for name, verl_name in NAMES.items()
         if f"slope_{name}" in data.keys()  # noqa: SIM118  # a TensorDict iterates over its rows
     ]
-    return torch.stack(terms).sum() * nested.get_non_tensor_data(data, "dp_size", 1), {}
+    return torch.stack(terms).sum() * tensordict_utils.get_non_tensor_data(data, "dp_size", 1), {}
 
 
 def readings_by_row(
@@ -129,11 +129,11 @@ def readings_by_row(
     out = {name: [torch.zeros(row.read.numel(), dtype=torch.float64) for row in rows] for name in values_by_name}
     for name, values in values_by_name.items():
         for part, part_values in zip(parts, values, strict=True):
-            out[name][part.row][part.which] = torch.tensor(part_values, dtype=torch.float64)
+            out[name][part.row][part.reading_index] = torch.tensor(part_values, dtype=torch.float64)
     return out
 
 
-def jagged(rows: Sequence[Tensor]) -> Tensor:
+def jagged_tensor(rows: Sequence[Tensor]) -> Tensor:
     """A nested tensor of rows of different lengths."""
     return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
 
@@ -163,7 +163,7 @@ def configuration(settings: EngineSettings, *, packed: bool) -> dict[str, Any]:
     """
     config: Any = need("verl.workers.config", "verl")
     checkpoints: Any = need("verl.trainer.config", "verl")
-    saved = ["model", "optimizer"]  # without the state of random numbers and of verl's schedule, which are not used
+    contents = ["model", "optimizer"]  # without the state of random numbers and of verl's schedule, which are not used
     # gradients are summed in float32, whatever the parameters have
     precision = {"param_dtype": DTYPES[settings.dtype], "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     return {
@@ -180,7 +180,7 @@ def configuration(settings: EngineSettings, *, packed: bool) -> dict[str, Any]:
         "optimizer_config": config.FSDPOptimizerConfig(
             lr=1e-6, betas=settings.betas, weight_decay=settings.weight_decay, clip_grad=1.0, total_training_steps=1
         ),
-        "checkpoint_config": checkpoints.CheckpointConfig(save_contents=saved, load_contents=saved),
+        "checkpoint_config": checkpoints.CheckpointConfig(save_contents=contents, load_contents=contents),
     }
 
 
@@ -216,5 +216,5 @@ def whole_gradients(module: Any) -> dict[str, Tensor]:
 
 def whole_tensor(x: Tensor) -> Tensor:
     """Gather a sharded tensor; a collective of all processes."""
-    gathered: Any = getattr(x, "full_tensor", None)
-    return x.clone() if gathered is None else gathered()
+    gather: Any = getattr(x, "full_tensor", None)
+    return x.clone() if gather is None else gather()

@@ -66,7 +66,7 @@ class PolicyWorker(_base):
         for name in names:
             p = parameters[name]
             x = p.detach() if not gradients else torch.zeros_like(p) if p.grad is None else p.grad
-            gathered = verl_rows.whole_tensor(x)  # a collective of all workers
+            whole = verl_rows.whole_tensor(x)  # a collective of all workers
             if is_first:
-                out.append(gathered.cpu())
+                out.append(whole.cpu())
         return out

@@ -81,7 +81,7 @@ class Plan:
         )
 
     @staticmethod
-    def within(chains: Sequence[Chain], window: int, position: Tensor, dtype: torch.dtype) -> Plan:
+    def in_window(chains: Sequence[Chain], window: int, position: Tensor, dtype: torch.dtype) -> Plan:
         """Plan of attention within a window: a token at position p sees itself and ancestors above p - window.
 
         position [n]; dtype of the queries
@@ -105,11 +105,11 @@ def _visible_rectangle(piece: Chain, window: int, position: Tensor, dtype: torch
     rows = slice(piece.end + int(visible[0]), piece.end + int(visible[-1]) + 1)
     keys = position[piece.start : piece.end]
     # a query sees keys that are less than a window above it
-    hidden = keys[None] <= position[rows][:, None] - window
-    if not bool(hidden.any()):
+    is_hidden = keys[None] <= position[rows][:, None] - window
+    if not bool(is_hidden.any()):
         return Rectangle(rows, slice(piece.start, piece.end))
     # a piece that is seen whole needs no mask, for which the kernel is faster
-    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, lowest(dtype))
+    mask = torch.zeros(is_hidden.shape, dtype=dtype).masked_fill_(is_hidden, lowest(dtype))
     return Rectangle(rows, slice(piece.start, piece.end), mask[None, None])
 
 
@@ -180,13 +180,15 @@ def forward(
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, causal, attn_mask=mask, scale=scale
         )
-    scores = _capped(q, k, scale, causal, mask, cap)[0]
+    scores = _cap_scores(q, k, scale, causal, mask, cap)[0]
     total = scores.logsumexp(-1)
     p = (scores - total[..., None]).exp().to(q.dtype)
     return (p.unflatten(1, (k.shape[1], -1)) @ v[:, :, None]).flatten(1, 2), total
 
 
-def _capped(q: Tensor, k: Tensor, scale: float, causal: bool, mask: Tensor | None, cap: float) -> tuple[Tensor, Tensor]:
+def _cap_scores(
+    q: Tensor, k: Tensor, scale: float, causal: bool, mask: Tensor | None, cap: float
+) -> tuple[Tensor, Tensor]:
     """Capped scores [B, heads, Q, K] with what is hidden, and tanh(score / cap), in float32 at least."""
     scores = (q.unflatten(1, (k.shape[1], -1)) @ k[:, :, None].transpose(-1, -2)).flatten(1, 2) * scale
     tanh_scores = (scores.to(torch.promote_types(q.dtype, torch.float32)) / cap).tanh()
@@ -215,20 +217,20 @@ def _backward(
             g, q, k, v, out, total, 0.0, causal, attn_mask=mask, scale=scale
         )
     # with the joined log-sum-exp, p is this block's part of the whole softmax, and output_dot that of all blocks
-    scores, tanh_scores = _capped(q, k, scale, causal, mask, cap)
+    scores, tanh_scores = _cap_scores(q, k, scale, causal, mask, cap)
     p = (scores - total[..., None]).exp()
     # several query heads share a key head: their gradients by it are summed
-    grouped = (k.shape[1], -1)
+    group_shape = (k.shape[1], -1)
 
     def of_keys(x: Tensor, y: Tensor) -> Tensor:
         """Sum over queries, and over the heads that share keys: [B, kv, K, D]."""
-        return (x.to(y.dtype).unflatten(1, grouped).transpose(-1, -2) @ y.unflatten(1, grouped)).sum(2)
+        return (x.to(y.dtype).unflatten(1, group_shape).transpose(-1, -2) @ y.unflatten(1, group_shape)).sum(2)
 
-    by_p = (g.unflatten(1, grouped) @ v[:, :, None].transpose(-1, -2)).flatten(1, 2)
+    by_p = (g.unflatten(1, group_shape) @ v[:, :, None].transpose(-1, -2)).flatten(1, 2)
     # the softmax's backward subtracts the row's mean; with capped scores, the slope of tanh comes on top
     output_dot = (g * out).sum(-1, keepdim=True, dtype=p.dtype)
     by_scores = (p * (by_p - output_dot) * (1 - tanh_scores.square()) * scale).to(q.dtype)
-    by_q = (by_scores.unflatten(1, grouped) @ k[:, :, None]).flatten(1, 2)
+    by_q = (by_scores.unflatten(1, group_shape) @ k[:, :, None]).flatten(1, 2)
     return by_q, of_keys(by_scores, q), of_keys(p, g)
 
 
@@ -273,10 +275,10 @@ def attend(
     n, size, scale, cap = qkv.shape[0], heads.size, heads.scale, heads.cap
     x = qkv.view(n, -1, size)
     kv = (x.shape[1] - heads.queries) // 2
-    rotated = torch.empty_like(x)
-    rotate(x[:, : heads.queries + kv], cos[:, None], sin[:, None], rotated[:, : heads.queries + kv])
-    rotated[:, heads.queries + kv :] = x[:, heads.queries + kv :]
-    blocks = _in_dtype_of(kernel, rotated)
+    rotated_qkv = torch.empty_like(x)
+    rotate(x[:, : heads.queries + kv], cos[:, None], sin[:, None], rotated_qkv[:, : heads.queries + kv])
+    rotated_qkv[:, heads.queries + kv :] = x[:, heads.queries + kv :]
+    blocks = _in_dtype_of(kernel, rotated_qkv)
     parts = [heads.queries, kv, kv]
     q, k, v = blocks.split(parts, 1)
     # every token is in exactly one square; rectangles then join further keys
@@ -295,12 +297,12 @@ def attend(
         )
         # the softmax over two blocks of keys, from each block's result and log-sum-exp
         join(out[rows], log_sum[rows], block_out[0].transpose(0, 1), block_log_sum[0].transpose(0, 1))
-    return out.to(x.dtype), log_sum, rotated
+    return out.to(x.dtype), log_sum, rotated_qkv
 
 
 def attend_backward(
     g: Tensor,
-    rotated: Tensor,
+    rotated_qkv: Tensor,
     cos: Tensor,
     sin: Tensor,
     out: Tensor,
@@ -311,19 +313,19 @@ def attend_backward(
 ) -> Tensor:
     """Gradient [n, (heads + 2 kv) * D] of `attend` by queries, keys and values, from the gradient g [n, heads * D] of
     its results; kernel "float32": 16 bits are converted before it."""
-    dtype, scale, cap, n = g.dtype, heads.scale, heads.cap, rotated.shape[0]
-    rotated, cos, sin, out = (_in_dtype_of(kernel, x) for x in (rotated, cos[:, None], sin[:, None], out))
-    g = g.to(rotated.dtype).contiguous().view(n, heads.queries, -1)
-    kv = (rotated.shape[1] - heads.queries) // 2
+    dtype, scale, cap, n = g.dtype, heads.scale, heads.cap, rotated_qkv.shape[0]
+    rotated_qkv, cos, sin, out = (_in_dtype_of(kernel, x) for x in (rotated_qkv, cos[:, None], sin[:, None], out))
+    g = g.to(rotated_qkv.dtype).contiguous().view(n, heads.queries, -1)
+    kv = (rotated_qkv.shape[1] - heads.queries) // 2
     # gradients of rotated queries, keys and values side by side; a rectangle adds to those of its square
     parts = [heads.queries, kv, kv]
-    q, k, v = rotated.split(parts, 1)
+    q, k, v = rotated_qkv.split(parts, 1)
     square_grads = []
     for square in plan.squares:
         at_g, at_out, at_log_sum = (_rows(x, square.index) for x in (g, out, log_sum[..., None]))
         # a padded query must add nothing to the gradients of its keys
         at_g = at_g if square.is_token is None else at_g * square.is_token[:, None, :, None]
-        at_q, at_k, at_v = _rows(rotated, square.index).split(parts, 1)
+        at_q, at_k, at_v = _rows(rotated_qkv, square.index).split(parts, 1)
         block_grads = _backward(at_g, at_q, at_k, at_v, at_out, at_log_sum.squeeze(3), True, scale, cap=cap)
         square_grads.append(torch.cat([x.transpose(1, 2) for x in block_grads], 2).flatten(0, 1))
     rotated_grad = torch.cat(square_grads).index_select(0, plan.place)
@@ -359,15 +361,15 @@ class TreeAttention(Function):
         kernels: tuple[str, str] = ("native", "float32"),
     ) -> Tensor:
         cos, sin = cos.to(qkv.dtype), sin.to(qkv.dtype)
-        out, log_sum, rotated = attend(qkv, cos, sin, plan, heads, kernels[0])
-        ctx.save_for_backward(rotated, cos, sin, out, log_sum)
+        out, log_sum, rotated_qkv = attend(qkv, cos, sin, plan, heads, kernels[0])
+        ctx.save_for_backward(rotated_qkv, cos, sin, out, log_sum)
         ctx.plan, ctx.heads, ctx.kernel = plan, heads, kernels[1]
         return out.view(qkv.shape[0], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        rotated, cos, sin, out, log_sum = ctx.saved_tensors
-        by_qkv = attend_backward(grads[0], rotated, cos, sin, out, log_sum, ctx.plan, ctx.heads, ctx.kernel)
+        rotated_qkv, cos, sin, out, log_sum = ctx.saved_tensors
+        by_qkv = attend_backward(grads[0], rotated_qkv, cos, sin, out, log_sum, ctx.plan, ctx.heads, ctx.kernel)
         return by_qkv, None, None, None, None, None
 
 

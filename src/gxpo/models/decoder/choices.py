@@ -1,9 +1,10 @@
 """Choices between kernels: which of several ways of computing the same thing is used, by measurement on this machine.
 
-`PURPOSES` is the table: for each purpose its kernels. `timed` runs them on matrices of the run's own sizes for some
-tenths of a second, `Trial.choice` is the fastest. Every purpose is measured once on a machine for a model and a class
-of sizes, before a run's first step (`gxpo.training.kernel_store`); the choices stand in config.yaml (`learner.choices`,
-`learner.products`, `sampling.products`), and a resumed run uses them. What was not measured has its first kernel.
+`PURPOSES` is the table: for each purpose its kernels. `time_kernels` runs them on matrices of the run's own sizes for
+some tenths of a second, `Trial.choice` is the fastest. Every purpose is measured once on a machine for a model and a
+class of sizes, before a run's first step (`gxpo.training.kernel_store`); the choices stand in config.yaml
+(`learner.choices`, `learner.products`, `sampling.products`), and a resumed run uses them. What was not measured has its
+first kernel.
 """
 
 from __future__ import annotations
@@ -71,17 +72,17 @@ class Trial:
 
     @property
     def choice(self) -> str:
-        first, *others = self.seconds
-        fastest = min(others, key=lambda name: self.seconds[name], default=first)
+        first, *other_names = self.seconds
+        fastest = min(other_names, key=lambda name: self.seconds[name], default=first)
         return fastest if self.gain * self.seconds[fastest] < self.seconds[first] else first
 
     def __str__(self) -> str:
-        others = {name: s for name, s in self.seconds.items() if name != self.choice}
-        speeds = [f"{s / self.seconds[self.choice]:.2g} times the speed of {name}" for name, s in others.items()]
+        seconds = {name: s for name, s in self.seconds.items() if name != self.choice}
+        speeds = [f"{s / self.seconds[self.choice]:.2g} times the speed of {name}" for name, s in seconds.items()]
         return f"{self.choice} ({', '.join(speeds)})"
 
 
-def timed(purpose: str, runs: Runs, *, clock: Callable[[], float] = time.perf_counter) -> Trial:
+def time_kernels(purpose: str, runs: Runs, *, clock: Callable[[], float] = time.perf_counter) -> Trial:
     """Time the kernels of a purpose in turn, some tenths of a second, except where one is very slow."""
     # the best time of every piece by itself: other load on the machine then disturbs only a few of them
     best = {name: [float("inf")] * len(pieces) for name, pieces in runs.items()}

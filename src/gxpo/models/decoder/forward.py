@@ -42,8 +42,8 @@ class Decoder:
               less. "auto": float32, until `models.decoder.measure` has timed both. It may change between two passes
     choices   kernels by purpose, as `models.decoder.measure` timed them (see `models.decoder.choices`)
     recompute hold one hidden state a token and layer, and compute the rest again in the backward pass
-    within    calls a function that uses the parameters of a layer's module (`gxpo.learning.sharded` gathers them around
-              it); `states` alone goes through it
+    run_inside  calls a function that uses the parameters of a layer's module (`gxpo.learning.sharded` gathers them
+              around it); `states` alone goes through it
 
     `Decoder.why_not(causal)` is the reason for which a model can't be run here, None if it can.
     """
@@ -67,7 +67,7 @@ class Decoder:
         self.recompute = recompute
         self.products: Products = products
         self.choices: Mapping[str, str] = choices or {}
-        self.within: Within = directly
+        self.run_inside: Within = directly
 
     @staticmethod
     def why_not(causal: Any) -> str | None:
@@ -109,7 +109,7 @@ class Decoder:
         # ids spread over the vocabulary by a prime step: small ids alone could hide a wrong embedding
         tokens = torch.arange(1, PROBE + 1) * 7919 % causal.config.get_text_config().vocab_size
         # windows are longer than the probe: narrow copies show whether they are applied
-        for decoder, window in ((self, None), *self._narrowed(causal)):
+        for decoder, window in ((self, None), *self._narrow_windows(causal)):
             with with_window(causal, window):
                 decoder_states = decoder.states(tokens, torch.arange(PROBE), [Chain(0, PROBE, PROBE)])
                 model_states = self.model(input_ids=tokens[None], use_cache=False).last_hidden_state[0]
@@ -121,7 +121,7 @@ class Decoder:
                 return False
         return True
 
-    def _narrowed(self, causal: Any) -> Iterator[tuple[Decoder, int]]:
+    def _narrow_windows(self, causal: Any) -> Iterator[tuple[Decoder, int]]:
         """Yield this decoder with windows shorter than the probe, if it has wider ones."""
         if any(layer.window is not None and layer.window >= PROBE for layer in self.layers):
             with with_window(causal, NARROW):
@@ -161,7 +161,7 @@ class Decoder:
                 # later layers add nothing that was asked for
                 if states_by_layer.keys() >= set(layers):
                     return [states_by_layer[layer] for layer in layers]
-            run: Callable[..., Tensor] = partial(self.within, layer.module, self._layer)
+            run: Callable[..., Tensor] = partial(self.run_inside, layer.module, self._layer)
             arguments = (layer, x, *tables[layer.rope], plans[layer.window], product)
             # hold one hidden state a layer; the rest of it is computed again in the backward pass
             if self.recompute and torch.is_grad_enabled():
@@ -216,7 +216,7 @@ class Decoder:
     def _plans(self, chains: list[Chain], position: Tensor, dtype: torch.dtype) -> dict[int | None, Plan]:
         """Attention plan of each window."""
         return {
-            window: Plan.of(chains) if window is None else Plan.within(chains, window, position, dtype)
+            window: Plan.of(chains) if window is None else Plan.in_window(chains, window, position, dtype)
             for window in {layer.window for layer in self.layers}
         }
 
@@ -229,18 +229,18 @@ class Decoder:
         for i, layer in enumerate(self.layers):
             cos, sin = (table.to(x.dtype) for table in tables[layer.rope])
             qkv = queries_keys_values(layer, x, product)
-            out, _, rotated = attend(qkv, cos, sin, plans[layer.window], layer.heads)
+            out, _, rotated_qkv = attend(qkv, cos, sin, plans[layer.window], layer.heads)
             # the keys as they are after rotation: a sampler attends to them as they are
-            keys_and_values.append(rotated[:, layer.heads.queries :])
+            keys_and_values.append(rotated_qkv[:, layer.heads.queries :])
             x = add_deep(add_mlp(layer, add_attention(layer, x, out.flatten(1), product), product, x), i)
         return self.norm(x), keys_and_values
 
     def _layer(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, plan: Plan, product: torch.dtype) -> Tensor:
-        joined = kernel(self.choices, "update weights") == "joined"
-        qkv = queries_keys_values(layer, x, product, joined)
+        fuse = kernel(self.choices, "update weights") == "joined"
+        qkv = queries_keys_values(layer, x, product, fuse)
         kernels = (kernel(self.choices, "attention"), kernel(self.choices, "attention gradient"))
-        attended = TreeAttention.apply(qkv, cos, sin, plan, layer.heads, kernels)
-        return add_mlp(layer, add_attention(layer, x, attended, product), product, x, joined)
+        attention = TreeAttention.apply(qkv, cos, sin, plan, layer.heads, kernels)
+        return add_mlp(layer, add_attention(layer, x, attention, product), product, x, fuse)
 
 
 @contextmanager

@@ -23,8 +23,8 @@ def is_stock_norm(layer: Layer, norm: Any, x: Tensor) -> bool:
 def weight_of(layer: Layer, norm: Any) -> Tensor:
     """Factor [H] of a stock norm."""
     assert layer.family.rms is not None
-    more = layer.family.rms[1]
-    return norm.weight.to(torch.float32) + more if more else norm.weight
+    offset = layer.family.rms[1]
+    return norm.weight.to(torch.float32) + offset if offset else norm.weight
 
 
 def eps_of(norm: Any) -> float:
@@ -32,13 +32,13 @@ def eps_of(norm: Any) -> float:
     return norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
 
 
-def queries_keys_values(layer: Layer, x: Tensor, product: torch.dtype, joined: bool = False) -> Tensor:
-    """[n, (heads + 2 kv) * D] queries, keys and values of a layer's input; joined: see `times`."""
+def queries_keys_values(layer: Layer, x: Tensor, product: torch.dtype, fuse: bool = False) -> Tensor:
+    """[n, (heads + 2 kv) * D] queries, keys and values of a layer's input; fuse: see `times`."""
     norm, maps, size = layer.norm(0), layer.maps, layer.heads.size
     # one kernel for norm and maps, and its backward recomputes the norm instead of holding it
     if are_plain_linears(*maps) and is_stock_norm(layer, norm, x):
         weights = (m.weight for m in maps)
-        out = NormLinears.apply(x, weight_of(layer, norm), eps_of(norm), product, joined, *weights)
+        out = NormLinears.apply(x, weight_of(layer, norm), eps_of(norm), product, fuse, *weights)
     else:
         h = x if norm is None else norm(x)
         out = maps[0](h) if len(maps) == 1 else torch.cat([m(h) for m in maps], 1)
@@ -61,22 +61,22 @@ def add_linear(linear: Any, x: Tensor, a: Tensor, product: torch.dtype) -> Tenso
     return AddLinear.apply(x, a, linear.weight, product) if are_plain_linears(linear) else x + linear(a)
 
 
-def add_attention(layer: Layer, x: Tensor, attended: Tensor, product: torch.dtype) -> Tensor:
+def add_attention(layer: Layer, x: Tensor, attention: Tensor, product: torch.dtype) -> Tensor:
     """Add the attention result [n, heads * D] to a layer's input x [n, H]."""
     if layer.norm(1) is None and layer.multiple == 1.0:
-        return add_linear(layer.out, x, attended, product)
-    return x + _branch(layer, layer.out(attended), layer.norm(1))
+        return add_linear(layer.out, x, attention, product)
+    return x + _branch(layer, layer.out(attention), layer.norm(1))
 
 
-def add_mlp(layer: Layer, x: Tensor, product: torch.dtype, before: Tensor, joined: bool = False) -> Tensor:
-    """Add the MLP's output to x [n, H]; before: the layer's input, which a parallel MLP reads; joined: see `times`."""
+def add_mlp(layer: Layer, x: Tensor, product: torch.dtype, before: Tensor, fuse: bool = False) -> Tensor:
+    """Add the MLP's output to x [n, H]; before: the layer's input, which a parallel MLP reads; fuse: see `times`."""
     norm, inner, mlp_input = layer.norm(2), layer.inner, before if layer.parallel else x
     adds_input = layer.sequential
     # adapters and other kinds of maps run by their own modules, for autograd to see them
     if inner and are_plain_linears(*inner, layer.mlp.down_proj) and is_stock_norm(layer, norm, x):
         weights = (layer.mlp.down_proj.weight, *(m.weight for m in inner))
         mlp_out = GatedMLP.apply(
-            mlp_input, weight_of(layer, norm), eps_of(norm), product, layer.act, adds_input, joined, *weights
+            mlp_input, weight_of(layer, norm), eps_of(norm), product, layer.act, adds_input, fuse, *weights
         )
         if adds_input:
             return mlp_out
@@ -92,7 +92,7 @@ def _branch(layer: Layer, x: Tensor, norm: Any) -> Tensor:
 
 
 # ---------------------------------------------------------------- fused pieces
-def normed(x: Tensor, rstd: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+def normalize(x: Tensor, rstd: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """RMSNorm: [n, H] x / rms(x) * weight, computed in float32."""
     return (x.to(torch.float32) * rstd).mul_(weight).to(dtype)
 
@@ -104,7 +104,7 @@ def inverse_rms(x: Tensor, eps: float) -> Tensor:
 
 
 def norm_backward(g: Tensor, x: Tensor, rstd: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of `normed` by x [n, H] (float32) and by weight [H] (float32)."""
+    """Gradients of `normalize` by x [n, H] (float32) and by weight [H] (float32)."""
     g, hat = g.to(torch.float32), x.to(torch.float32) * rstd
     product = g * hat
     by_weight = product.sum(0)
@@ -112,12 +112,12 @@ def norm_backward(g: Tensor, x: Tensor, rstd: Tensor, weight: Tensor) -> tuple[T
     return (g * weight).addcmul_(hat, weighted_dot[:, None], value=-1).mul_(rstd), by_weight
 
 
-def times(x: Tensor, weights: tuple[Tensor, ...], joined: bool = False) -> Tensor:
+def times(x: Tensor, weights: tuple[Tensor, ...], fuse: bool = False) -> Tensor:
     """[n, sum of rows]: x [n, H] times each weight [rows, H] transposed, concatenated.
 
-    joined  copy the weights one above the other first, for a single product
+    fuse    copy the weights one above the other first, for a single product
     """
-    if joined or len(weights) == 1:
+    if fuse or len(weights) == 1:
         return x @ one_above_the_other(weights, x.dtype).t()
     sizes = [w.shape[0] for w in weights]
     out = x.new_empty(x.shape[0], sum(sizes))
@@ -132,11 +132,11 @@ def one_above_the_other(weights: tuple[Tensor, ...], dtype: torch.dtype) -> Tens
 
 
 def times_backward(
-    g: Tensor, x: Tensor, weights: tuple[Tensor, ...], needs_grad: tuple[bool, ...], joined: bool = False
+    g: Tensor, x: Tensor, weights: tuple[Tensor, ...], needs_grad: tuple[bool, ...], fuse: bool = False
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Gradients of `times` by x, and by each weight where `needs_grad`; joined: by single products."""
+    """Gradients of `times` by x, and by each weight where `needs_grad`; fuse: by single products."""
     sizes = [w.shape[0] for w in weights]
-    if joined and all(needs_grad):
+    if fuse and all(needs_grad):
         by_weight_parts = (g.t() @ x).to(weights[0].dtype).split(sizes)
         return g @ one_above_the_other(weights, g.dtype), list(by_weight_parts)
     by_x = g.new_empty(x.shape)
@@ -153,20 +153,20 @@ class NormLinears(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, norm: Tensor, eps: float, product: torch.dtype, joined: bool, *weights: Tensor
+        ctx: Any, x: Tensor, norm: Tensor, eps: float, product: torch.dtype, fuse: bool, *weights: Tensor
     ) -> Tensor:
         # keep x and one number a row; the normed input is computed again in the backward pass
         rstd = inverse_rms(x, eps)
         ctx.save_for_backward(x, rstd, norm, *weights)
-        ctx.product, ctx.joined = product, joined
-        return times(normed(x, rstd, norm, product), weights, joined).to(x.dtype)
+        ctx.product, ctx.fuse = product, fuse
+        return times(normalize(x, rstd, norm, product), weights, fuse).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, rstd, norm, *weights = ctx.saved_tensors
-        h = normed(x, rstd, norm, ctx.product)
+        h = normalize(x, rstd, norm, ctx.product)
         g, needs_grad = grads[0].to(ctx.product), ctx.needs_input_grad[5:]
-        by_h, by_weight = times_backward(g, h, tuple(weights), needs_grad, ctx.joined)
+        by_h, by_weight = times_backward(g, h, tuple(weights), needs_grad, ctx.fuse)
         by_x, by_norm = norm_backward(by_h, x, rstd, norm)
         return by_x.to(x.dtype), by_norm.to(norm.dtype), None, None, None, *by_weight
 
@@ -203,22 +203,22 @@ class GatedMLP(Function):
         product: torch.dtype,
         act: Activation,
         residual: bool,
-        joined: bool,
+        fuse: bool,
         down: Tensor,
         *weights: Tensor,
     ) -> Tensor:
         rstd = inverse_rms(x, eps)
-        inner = times(normed(x, rstd, norm, product), weights, joined)
+        inner = times(normalize(x, rstd, norm, product), weights, fuse)
         a, b = inner.chunk(2, 1)
-        gated = act.value(a).mul_(b)
+        hidden = act.value(a).mul_(b)
         # the residual is the accumulator of the product, which saves a pass over [n, H]
         if residual:
-            out = torch.addmm(x.to(product), gated, down.to(product).t()).to(x.dtype)
+            out = torch.addmm(x.to(product), hidden, down.to(product).t()).to(x.dtype)
         else:
-            out = (gated @ down.to(product).t()).to(x.dtype)
+            out = (hidden @ down.to(product).t()).to(x.dtype)
         # hold the projections and not what the activation makes of them: it is cheap to compute again
         ctx.save_for_backward(x, rstd, norm, down, inner.to(x.dtype), *weights)
-        ctx.product, ctx.act, ctx.residual, ctx.joined = product, act, residual, joined
+        ctx.product, ctx.act, ctx.residual, ctx.fuse = product, act, residual, fuse
         return out
 
     @staticmethod
@@ -233,8 +233,8 @@ class GatedMLP(Function):
         by_a, by_b = by_inner.chunk(2, 1)
         torch.mul(by_act, gate, out=by_b)
         ctx.act.slope(by_act.mul_(b), a, by_a)
-        h = normed(x, rstd, norm, product)
-        by_h, by_weights = times_backward(by_inner, h, tuple(weights), needs_grad[8:], ctx.joined)
+        h = normalize(x, rstd, norm, product)
+        by_h, by_weights = times_backward(by_inner, h, tuple(weights), needs_grad[8:], ctx.fuse)
         by_x, by_norm = norm_backward(by_h, x, rstd, norm)
         if ctx.residual:
             by_x = by_x.add_(grads[0])

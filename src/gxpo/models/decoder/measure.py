@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gxpo.models.decoder.architecture import are_plain_linears
 from gxpo.models.decoder.attention import HALF, Chain, Plan, attend, attend_backward
-from gxpo.models.decoder.choices import LEAST_CLASS, Runs, Sizes, Trial, class_of, timed
+from gxpo.models.decoder.choices import LEAST_CLASS, Runs, Sizes, Trial, class_of, time_kernels
 from gxpo.models.decoder.forward import Decoder
 from gxpo.models.decoder.layer import times, times_backward
 from gxpo.models.decoder.sampling import Branches, Prompts, Stepper, copies_fit, map_of, packing_works, prompt_kernels
@@ -43,7 +43,7 @@ def update_trials(
             name: [_update_piece(shape, needs, rows, decoder.dtype, dtype) for shape, needs in shapes]
             for name, dtype in _dtypes(decoder)
         }
-        trial = timed("products", pieces, clock=clock)
+        trial = time_kernels("products", pieces, clock=clock)
         product = trial.choice
         yield "products", trial
     dtype = torch.float32 if product == "float32" and decoder.dtype in HALF else decoder.dtype
@@ -52,13 +52,13 @@ def update_trials(
             name: [_joined_piece(shapes, rows, decoder.dtype, dtype, name == "joined") for shapes in pairs]
             for name in ("apart", "joined")
         }
-        yield "update weights", timed("update weights", runs, clock=clock)
+        yield "update weights", time_kernels("update weights", runs, clock=clock)
     if decoder.dtype not in HALF:
         return
     for gradient in (False, True):
         purpose = "attention gradient" if gradient else "attention"
         if purpose not in choices:
-            yield purpose, timed(purpose, _attention(decoder, sizes, gradient), clock=clock)
+            yield purpose, time_kernels(purpose, _attention(decoder, sizes, gradient), clock=clock)
 
 
 @torch.no_grad()
@@ -69,7 +69,7 @@ def sampling_trials(
     product = choices.get("sampling products")
     shapes = _shapes(decoder, head)
     if product is None and decoder.dtype in HALF and shapes:
-        trial = timed("sampling products", _sampling_products(decoder, shapes, rows), clock=clock)
+        trial = time_kernels("sampling products", _sampling_products(decoder, shapes, rows), clock=clock)
         product = trial.choice
         yield "sampling products", trial
     dtype = torch.float32 if product == "float32" and decoder.dtype in HALF else decoder.dtype
@@ -79,12 +79,12 @@ def sampling_trials(
             name: [_sampled_piece(w, rows, decoder.dtype, name == "laid out") for w in weights]
             for name in ("plain", "laid out")
         }
-        yield "sampling weights", timed("sampling weights", pieces, clock=clock)
+        yield "sampling weights", time_kernels("sampling weights", pieces, clock=clock)
     size = LEAST_CLASS
     while size <= min(class_of(sizes.prompt), WIDEST_CLASS):
         if (purpose := f"sampling prompts {size}") not in choices:
             columns = max(1, min(size, sizes.prompt))
-            yield purpose, timed(purpose, _prompts(decoder, columns, rows, sizes), clock=clock)
+            yield purpose, time_kernels(purpose, _prompts(decoder, columns, rows, sizes), clock=clock)
         size *= 2
 
 
@@ -132,15 +132,15 @@ def _maps_of_one_input(decoder: Decoder, rows: int) -> list[list[tuple[int, int]
 
 
 def _joined_piece(
-    shapes: list[tuple[int, int]], rows: int, dtype: torch.dtype, product: torch.dtype, joined: bool
+    shapes: list[tuple[int, int]], rows: int, dtype: torch.dtype, product: torch.dtype, fuse: bool
 ) -> Callable[[], object]:
     """Products of maps that read the same input, forward and backward."""
     weights, rows = tuple(_random(shape, dtype) for shape in shapes), min(rows, LONGEST)
     x, g = (_random((rows, n), product) for n in (shapes[0][1], sum(n for n, _ in shapes)))
 
     def run() -> None:
-        times(x, weights, joined)
-        times_backward(g, x, weights, (True,) * len(weights), joined)
+        times(x, weights, fuse)
+        times_backward(g, x, weights, (True,) * len(weights), fuse)
 
     return run
 
@@ -178,16 +178,16 @@ def _attention(decoder: Decoder, sizes: Sizes, gradient: bool) -> Runs:
     starts = range(prompt, prompt + members * action, action)
     n = starts.stop
     plan = Plan.of([Chain(0, prompt, n), *(Chain(s, s + action, s + action) for s in starts)])
-    heads, turned = decoder.layers[0].heads, decoder.layers[0].heads.size // 2 * 2
+    heads, rotary_size = decoder.layers[0].heads, decoder.layers[0].heads.size // 2 * 2
     kv = _kv_heads(decoder)
     qkv = _random((n, (heads.queries + 2 * kv) * heads.size), decoder.dtype)
-    cos, sin = _random((n, turned), decoder.dtype), _random((n, turned), decoder.dtype)
+    cos, sin = _random((n, rotary_size), decoder.dtype), _random((n, rotary_size), decoder.dtype)
     if not gradient:
         return {name: [lambda name=name: attend(qkv, cos, sin, plan, heads, name)] for name in ("native", "float32")}
-    out, log_sum, rotated = attend(qkv, cos, sin, plan, heads)
+    out, log_sum, rotated_qkv = attend(qkv, cos, sin, plan, heads)
     g = _random((n, heads.queries * heads.size), decoder.dtype)
     return {
-        name: [lambda name=name: attend_backward(g, rotated, cos, sin, out, log_sum, plan, heads, name)]
+        name: [lambda name=name: attend_backward(g, rotated_qkv, cos, sin, out, log_sum, plan, heads, name)]
         for name in ("float32", "native")
     }
 
@@ -210,13 +210,13 @@ def _prompts(decoder: Decoder, columns: int, rows: int, sizes: Sizes) -> Runs:
     stepper = Stepper(decoder)  # which lays out no weights before it is asked for them
 
     def attend(branches: Branches) -> None:
-        branches.caches[0].write(branches.filled, qkv[:, layer.heads.queries :])
+        branches.caches[0].write(branches.length, qkv[:, layer.heads.queries :])
         branches.attend(0, layer, qkv[:, : layer.heads.queries])
 
     runs: dict[str, list[Callable[[], object]]] = {}
     for name in prompt_kernels(decoder.dtype, layer.heads):
         branches = Branches.of(stepper, of_layers, owner, torch.zeros(prompts, 1), n_drawn + 1, name)
         # as if these had been drawn: whatever stands in the cache, it takes as long
-        branches.filled += n_drawn
+        branches.length += n_drawn
         runs[name] = [lambda branches=branches: attend(branches)]
     return runs

@@ -62,7 +62,9 @@ def packing_works(dtype: torch.dtype) -> bool:
     except (RuntimeError, AttributeError, TypeError, NotImplementedError):
         return False
     expected = x.float() @ w.float().t()
-    return all(torch.allclose(y.float(), expected + more, atol=0.03) for y, more in zip(products, (0, 1), strict=True))
+    return all(
+        torch.allclose(y.float(), expected + offset, atol=0.03) for y, offset in zip(products, (0, 1), strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -89,14 +91,14 @@ class Stepper:
         self.decoder, self.head, self.rows = decoder, decoder.head, rows
         self.small = copies_fit(decoder, decoder.product)
         self.product = decoder.product if self.small else decoder.dtype
-        chosen = kernel(decoder.choices, "sampling weights") == "laid out"
+        is_chosen = kernel(decoder.choices, "sampling weights") == "laid out"
         # in 16 bits the product of norm and factor is rounded before it is multiplied, as the learner does
         self.folds = self.product not in HALF
-        self.lays_out = self.small and chosen and packing_works(self.product)
+        self.lays_out = self.small and is_chosen and packing_works(self.product)
 
     @cached_property
     def layers(self) -> list[Maps]:
-        return [self._fused(layer) for layer in self.decoder.layers]
+        return [self._fuse(layer) for layer in self.decoder.layers]
 
     @cached_property
     def norms(self) -> list[tuple[Norm | None, Norm | None]]:
@@ -129,7 +131,7 @@ class Stepper:
             return map_of(weight.to(self.product), self.rows, True)
         return Map(weight.to(self.product).t(), False)
 
-    def _fused(self, layer: Layer) -> Maps:
+    def _fuse(self, layer: Layer) -> Maps:
         """Copies of a layer's weights side by side, where its parts are plain and copies fit."""
         x = self.decoder.embedding.weight
 
@@ -166,15 +168,15 @@ class Stepper:
             return queries_keys_values(self.decoder.layers[i], x, self.product)
         return as_dtype(times_w(as_dtype(norm(x), self.product)), x.dtype)
 
-    def finish(self, i: int, x: Tensor, attended: Tensor) -> Tensor:
+    def finish(self, i: int, x: Tensor, attention: Tensor) -> Tensor:
         """[n, H] output of layer i, from its input and the attention result [n, heads * D]."""
         layer, w, norm, before = self.decoder.layers[i], self.layers[i], self.norms[i][1], x
         if not layer.sequential:
-            return add_mlp(layer, add_attention(layer, x, attended, self.product), self.product, before)
+            return add_mlp(layer, add_attention(layer, x, attention, self.product), self.product, before)
         if w.out is None:  # no copies, or adapters
-            x = add_linear(layer.out, x, attended, self.product)
+            x = add_linear(layer.out, x, attention, self.product)
         else:
-            x = as_dtype(w.out(as_dtype(attended, self.product), as_dtype(x, self.product)), x.dtype)
+            x = as_dtype(w.out(as_dtype(attention, self.product), as_dtype(x, self.product)), x.dtype)
         # without copies (adapters, or no memory for them) the layer's modules are used
         if w.inner is None or w.down is None or norm is None:
             return add_mlp(layer, x, self.product, before)
@@ -303,7 +305,7 @@ class Branches:
     """Samples between two tokens: next-token logits [n, V], their prompts, and their own tokens.
 
     owner   [n] ascending: the prompt of each sample; start [n]: the position of the token after it
-    caches  per layer: keys and values of the `filled` tokens of its own: those drawn so far, and behind `begun` of them
+    caches  per layer: keys and values of the `length` tokens of its own: those drawn so far, and behind `begin` of them
             those of the prompt where prompts are copied; at most `room`
     mask    [n, room] to be added to scores; None: everything counts
     """
@@ -314,8 +316,8 @@ class Branches:
     start: Tensor
     logits: Tensor
     caches: list[KeyCache]
-    filled: int
-    begun: int
+    length: int
+    begin: int
     room: int
     mask: Tensor | None
     place: Placement | None
@@ -335,27 +337,27 @@ class Branches:
         decoder, dtype = stepper.decoder, prompts.layers[0][0].dtype
         if kernel_name is None:
             kernel_name = kernel(decoder.choices, "sampling prompts", columns)
-        copied = kernel_name.startswith("copied")
-        begun = columns if copied else 0
+        copies_prompts = kernel_name.startswith("copied")
+        begin = columns if copies_prompts else 0
         caches = []
         # one cache of keys and values for each layer: a step appends one column at the same place for all samples
         for layer, (keys, values) in zip(decoder.layers, prompts.layers, strict=True):
             by_products = "matmul" in kernel_name and kernel_name in prompt_kernels(dtype, layer.heads)
-            cache = (ProductCache if by_products else KeyCache)(keys[:1].expand(n, -1, -1, -1), begun + room)
-            if copied:
+            cache = (ProductCache if by_products else KeyCache)(keys[:1].expand(n, -1, -1, -1), begin + room)
+            if copies_prompts:
                 cache.fill(keys[owner], values[owner])
             caches.append(cache)
         mask = place = None
         # right-aligned prompts have padding at the left, which must not be attended to
-        if copied and not bool(prompts.mask.all()):
+        if copies_prompts and not bool(prompts.mask.all()):
             # as wide as the widest cache
-            mask = prompts.layers[0][0].new_zeros(n, begun + room + LEAST_PRODUCT)
+            mask = prompts.layers[0][0].new_zeros(n, begin + room + LEAST_PRODUCT)
             mask[:, :columns].masked_fill_(~prompts.mask.bool()[owner], torch.finfo(dtype).min)
-        elif not copied:
+        elif not copies_prompts:
             place = Placement.of(owner, prompts.mask, dtype)
         start = (prompts.mask.sum(1) if prompts.after is None else prompts.after)[owner]
-        kept_prompts = None if copied else prompts
-        return Branches(stepper, kept_prompts, owner, start, logits[owner], caches, begun, begun, room, mask, place, [])
+        kept_prompts = None if copies_prompts else prompts
+        return Branches(stepper, kept_prompts, owner, start, logits[owner], caches, begin, begin, room, mask, place, [])
 
     def select(self, rows: Tensor) -> Branches:
         """Keep these samples alone; prompts without samples are dropped."""
@@ -379,10 +381,12 @@ class Branches:
         for i, cache in enumerate(self.caches):
             # copied prompts are right-aligned in the cache, just before the samples' own tokens
             if self.prompts is None:
-                keys_and_values = cache.columns(row, self.begun - prompt, self.begun - prompt + tokens)
+                keys_and_values = cache.columns(row, self.begin - prompt, self.begin - prompt + tokens)
             else:
-                shared = torch.cat([x[self.owner[row], :, x.shape[2] - prompt :] for x in self.prompts.layers[i]])
-                keys_and_values = torch.cat([shared, cache.columns(row, 0, tokens - prompt)], 1)
+                prompt_columns = torch.cat(
+                    [x[self.owner[row], :, x.shape[2] - prompt :] for x in self.prompts.layers[i]]
+                )
+                keys_and_values = torch.cat([prompt_columns, cache.columns(row, 0, tokens - prompt)], 1)
             keys, values = keys_and_values.chunk(2, 0)
             # clones, since the cache is written on, and a view would keep all of it in memory
             out.append((keys.clone(), values.clone()))
@@ -398,17 +402,17 @@ class Branches:
             qkv = stepper.qkv(i, x).view(token.numel(), queries + 2 * kv, -1)
             turns[layer.rope](qkv[:, : queries + kv])
             # written before attending: a token sees itself
-            cache.write(self.filled, qkv[:, queries:])
+            cache.write(self.length, qkv[:, queries:])
             x = stepper.finish(i, x, self.attend(i, layer, qkv[:, :queries]).flatten(1))
-        self.logits, self.filled = stepper.logits(stepper.last_states(x)), self.filled + 1
+        self.logits, self.length = stepper.logits(stepper.last_states(x)), self.length + 1
         return self
 
     def _next_turns(self, x: Tensor) -> dict[str, Turn]:
         """Rotary embeddings of the next token by key of `Decoder.tables`, computed for several tokens at once."""
         if not self.turns:
-            n, room_left = x.shape[0], self.begun + self.room - self.filled
+            n, room_left = x.shape[0], self.begin + self.room - self.length
             # positions go on from the prompt's end, whatever its padding
-            offset = torch.arange(max(1, min(TURNS_AT_ONCE, room_left)), device=x.device) + (self.filled - self.begun)
+            offset = torch.arange(max(1, min(TURNS_AT_ONCE, room_left)), device=x.device) + (self.length - self.begin)
             position = (self.start + offset[:, None]).flatten()
             tables = self.stepper.decoder.tables(x.new_empty(position.numel(), 0), position)
             turn_by_key = {key: Turn.of(cos.to(x.dtype), sin.to(x.dtype)) for key, (cos, sin) in tables.items()}
@@ -418,7 +422,7 @@ class Branches:
 
     def attend(self, i: int, layer: Layer, q: Tensor) -> Tensor:
         """[n, heads, D] attention of queries [n, heads, D] to their samples' tokens within the layer's window."""
-        heads, end, place = layer.heads, self.filled + 1, self.place
+        heads, end, place = layer.heads, self.length + 1, self.place
         first = 0 if layer.window is None else max(0, end - layer.window)
         out, log_sum = self.caches[i].attend(q, first, end, heads, self.mask, place is not None)
         # the prompt is in the cache already, as a copy
@@ -467,7 +471,7 @@ class Placement:
     """Samples grouped by prompt: slot [n] of [C, m], m the most samples of a prompt."""
 
     prompts: int
-    most: int
+    largest: int
     slot: Tensor | None  # None: every prompt has m samples, in order
     mask: Tensor | None
 
@@ -475,24 +479,24 @@ class Placement:
     def of(owner: Tensor, counts: Tensor, dtype: torch.dtype) -> Placement:
         """owner [n] ascending; counts [C, columns]: valid columns of each prompt."""
         sizes = torch.bincount(owner, minlength=counts.shape[0])
-        most, slot = int(sizes.max()), None
+        largest, slot = int(sizes.max()), None
         # samples of a prompt are queries of one block, so that they are padded to the largest group
-        if bool((sizes != most).any()):
+        if bool((sizes != largest).any()):
             rank = torch.arange(owner.numel()) - (sizes.cumsum(0) - sizes)[owner]
-            slot = owner * most + rank
+            slot = owner * largest + rank
         is_token, mask = counts.bool(), None
         if not bool(is_token.all()):
             low = torch.zeros(is_token.shape, dtype=dtype).masked_fill_(~is_token, torch.finfo(dtype).min)
-            mask = low[:, None, None].expand(-1, 1, most, -1)
-        return Placement(counts.shape[0], most, slot, mask)
+            mask = low[:, None, None].expand(-1, 1, largest, -1)
+        return Placement(counts.shape[0], largest, slot, mask)
 
     def spread(self, q: Tensor) -> Tensor:
         """Scatter q [n, heads, D] to [C, heads, m, D]."""
         if self.slot is not None:
-            wide = q.new_zeros(self.prompts * self.most, *q.shape[1:])
-            wide[self.slot] = q
-            q = wide
-        return q.view(self.prompts, self.most, *q.shape[1:]).transpose(1, 2)
+            padded_q = q.new_zeros(self.prompts * self.largest, *q.shape[1:])
+            padded_q[self.slot] = q
+            q = padded_q
+        return q.view(self.prompts, self.largest, *q.shape[1:]).transpose(1, 2)
 
     def back(self, x: Tensor) -> Tensor:
         """Gather x [C, heads, m, ...] to [n, heads, ...]."""

@@ -38,9 +38,9 @@ def log_density(y: Tensor, logprob: Tensor) -> Tensor:
     d/d(log p) is 1 - exp(-g) over the number of counted ids, 0 where g is beyond a bound. The mean, not the sum, which
     would be the density of independent noise. Source: SofT-GRPO, arXiv 2511.06411, reference code.
     """
-    counted = y.isfinite()
-    g = (torch.where(counted, y, 0.0) - torch.where(counted, logprob, 0.0)).clamp(LOW - MARGIN, HIGH + MARGIN)
-    return torch.where(counted, -g - (-g).exp(), 0.0).sum(-1) / counted.sum(-1)
+    is_counted = y.isfinite()
+    g = (torch.where(is_counted, y, 0.0) - torch.where(is_counted, logprob, 0.0)).clamp(LOW - MARGIN, HIGH + MARGIN)
+    return torch.where(is_counted, -g - (-g).exp(), 0.0).sum(-1) / is_counted.sum(-1)
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def mixed_embeddings(embedding: Any, rows: Tensor, ids: Tensor, weight: Tensor) 
     rows [n]; ids [n, K], -1 where there is none; weight [n, K]. The gradient reaches the embeddings of all the ids.
     """
 
-    def mixed(module: Any, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
+    def mix(module: Any, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
         embeddings = nn.functional.embedding(ids.clamp_min(0).to(out.device), module.weight)
         # an id of -1 is padding: it reads row 0 with weight 0
         share = torch.where(ids < 0, 0.0, weight).to(embeddings)
@@ -58,7 +58,7 @@ def mixed_embeddings(embedding: Any, rows: Tensor, ids: Tensor, weight: Tensor) 
         return out.reshape(-1, out.shape[-1]).index_copy(0, rows.to(out.device), mean).view_as(out)
 
     # a hook on the embedding, since the fast pass and transformers both take ids and look them up themselves
-    hook = embedding.register_forward_hook(mixed)
+    hook = embedding.register_forward_hook(mix)
     try:
         yield
     finally:

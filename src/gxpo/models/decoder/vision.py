@@ -70,11 +70,11 @@ class Vision:
         self.deep = len(getattr(config.vision_config, "deepstack_visual_indexes", None) or ())
         self.width = int(config.get_text_config().hidden_size) * (1 + self.deep)  # H of `features`
         self.around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-        self.banned = tuple(sorted({i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None}))
+        self.banned_ids = tuple(sorted({i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None}))
         self.placeholder: int = next(i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None)
 
     def freeze(self) -> None:
-        """Train neither the tower nor what projects its rows."""
+        """Freeze the tower and the projection of its rows."""
         parts = [getattr(self.model, name) for name in TEXT_PARTS if hasattr(self.model, name)]
         text = {id(p) for part in parts for p in part.parameters()}
         for p in self.model.parameters():
@@ -103,11 +103,9 @@ class Vision:
         return out
 
     def _through_tower(self, pictures: Sequence[Pixels]) -> list[Tensor]:
-        prepared, like = self.processor.inputs(pictures), next(self.model.parameters())
+        inputs, like = self.processor.inputs(pictures), next(self.model.parameters())
         # the processor gives float32 on the CPU: the tower takes floats in its own dtype, grids as they are
-        tower_inputs = {
-            k: x.to(like.device, like.dtype if x.is_floating_point() else None) for k, x in prepared.items()
-        }
+        tower_inputs = {k: x.to(like.device, like.dtype if x.is_floating_point() else None) for k, x in inputs.items()}
         output = self.model.get_image_features(**tower_inputs, return_dict=True)
         first = [x.reshape(-1, x.shape[-1]) for x in output.pooler_output]  # a tensor, or one a picture
         if not self.deep:
@@ -187,11 +185,11 @@ class PictureEmbedding(nn.Embedding):
 class TextHead(nn.Linear):
     """Head that gives banned ids no probability."""
 
-    banned: tuple[int, ...]
+    banned_ids: tuple[int, ...]
 
     def forward(self, input: Tensor) -> Tensor:
         out = super().forward(input)
-        return out.index_fill(-1, torch.tensor(self.banned, device=out.device), -torch.inf)
+        return out.index_fill(-1, torch.tensor(self.banned_ids, device=out.device), -torch.inf)
 
 
 @contextmanager
@@ -233,7 +231,7 @@ def install(causal: Any, processor: Processor) -> Vision:
     embedding.__class__, head.__class__ = PictureEmbedding, TextHead
     cast("PictureEmbedding", embedding).vision = vision
     # placeholders of pictures mean nothing in an answer: the head gives them no probability
-    cast("TextHead", head).banned = vision.banned
+    cast("TextHead", head).banned_ids = vision.banned_ids
     if vision.deep:
         register_hooks(inner, backbone_of(causal))
     return vision
@@ -280,14 +278,14 @@ def mrope_steps(ids: Tensor, grid_of: Callable[[int], Grid]) -> tuple[Tensor, Te
     if not picture_index.numel():
         return advance, offset
     picture_row = ids[picture_index] - media.FIRST
-    keys, which = torch.unique(picture_row // media.ROWS, return_inverse=True)
+    keys, key_index = torch.unique(picture_row // media.ROWS, return_inverse=True)
     row = picture_row % media.ROWS
-    _, high, wide = torch.tensor([grid_of(key) for key in keys.tolist()], device=ids.device)[which].unbind(1)
+    _, height, width = torch.tensor([grid_of(key) for key in keys.tolist()], device=ids.device)[key_index].unbind(1)
     # m-RoPE moves on by the longest side of a picture, once: by its first row
-    longest = torch.maximum(high, wide)
+    longest = torch.maximum(height, width)
     is_first_row = row == 0
     advance[picture_index] = torch.where(is_first_row, longest, 0)
-    position = torch.stack([row // (high * wide), row // wide % high, row % wide])
+    position = torch.stack([row // (height * width), row // width % height, row % width])
     # the advance of a picture's first row has already moved its other rows
     offset[:, picture_index] = position - torch.where(is_first_row, 0, longest)
     return advance, offset

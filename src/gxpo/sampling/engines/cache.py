@@ -84,10 +84,10 @@ class Layout:
             for heads, key, value, dtype, device in self.sizes
         ]
 
-    def cache(self, buffers: Layers, filled: int, write_mask: Tensor | None = None) -> Any:
-        """Build a cache on these buffers with the first `filled` columns in use; see `RoomyLayer`."""
+    def cache(self, buffers: Layers, length: int, write_mask: Tensor | None = None) -> Any:
+        """Build a cache on these buffers with the first `length` columns in use; see `RoomyLayer`."""
         layer_class = _roomy_class()
-        return _with_layers(self.empty, [layer_class(keys, values, filled, write_mask) for keys, values in buffers])
+        return _with_layers(self.empty, [layer_class(keys, values, length, write_mask) for keys, values in buffers])
 
 
 def columns_of(cache: Any, row: int, start: int, end: int) -> Layers:
@@ -105,15 +105,15 @@ def _with_layers(cache: Any, layers: list[Any]) -> Any:
 
 def _rows_of_layer(layer: Any, rows: Tensor) -> Any:
     """Copy rows of one layer, states included."""
-    selected = copy.copy(layer)
+    row_layer = copy.copy(layer)
     if _has_states(layer):
         for name, value in vars(layer).items():
             if isinstance(value, dict):  # a shallow copy alone would have both layers write into one dict
-                setattr(selected, name, dict(value))
-        selected.reorder_cache(rows)
+                setattr(row_layer, name, dict(value))
+        row_layer.reorder_cache(rows)
     else:
-        selected.batch_select_indices(rows)
-    return selected
+        row_layer.batch_select_indices(rows)
+    return row_layer
 
 
 def _is_full(layer: Any) -> bool:
@@ -125,13 +125,13 @@ def _is_full(layer: Any) -> bool:
 
 def _roomy(layer: Any, rows: Tensor, room: int) -> Any:
     """Copy rows of a layer into buffers with `room` spare positions."""
-    filled = layer.keys.shape[2]
+    length = layer.keys.shape[2]
     buffers = []
     for x in (layer.keys, layer.values):
-        buffer = torch.empty(rows.numel(), x.shape[1], filled + room, x.shape[3], dtype=x.dtype, device=x.device)
-        buffer[:, :, :filled] = x[rows]
+        buffer = torch.empty(rows.numel(), x.shape[1], length + room, x.shape[3], dtype=x.dtype, device=x.device)
+        buffer[:, :, :length] = x[rows]
         buffers.append(buffer)
-    return _roomy_class()(*buffers, filled)
+    return _roomy_class()(*buffers, length)
 
 
 @once
@@ -145,30 +145,30 @@ def _roomy_class() -> type:
         write_mask  [rows, new positions] bool: positions that an update may write; the others keep their contents
         """
 
-        def __init__(self, keys: Tensor, values: Tensor, filled: int, write_mask: Tensor | None = None) -> None:
+        def __init__(self, keys: Tensor, values: Tensor, length: int, write_mask: Tensor | None = None) -> None:
             super().__init__()
             self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
             self.buffers = (keys, values)
             self.write_mask = None if write_mask is None else write_mask[:, None, :, None]
-            self._set_length(filled)
+            self._set_length(length)
 
         def _set_length(self, length: int) -> tuple[Tensor, Tensor]:
             # transformers reads `keys` and `values`, so both have to be the filled part alone.
-            self.filled = length
+            self.length = length
             keys, values = (buffer[:, :, :length] for buffer in self.buffers)
             self.keys, self.values = keys, values
             return keys, values
 
         def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
             # Cached tokens of a longer prefix may lie where a batch of ragged prompts has its padding: keep those.
-            end = self.filled + key_states.shape[2]
+            end = self.length + key_states.shape[2]
             for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
-                target = buffer[:, :, self.filled : end]
+                target = buffer[:, :, self.length : end]
                 target.copy_(new if self.write_mask is None else torch.where(self.write_mask, new, target))
             return self._set_length(end)
 
         def batch_select_indices(self, indices: Tensor) -> None:
             self.buffers = tuple(buffer[indices] for buffer in self.buffers)
-            self._set_length(self.filled)
+            self._set_length(self.length)
 
     return RoomyLayer

@@ -56,7 +56,7 @@ class Choice:
     """Chosen engine ("torch", "vllm", "openai") with the reason in one line."""
 
     engine: str
-    why: str
+    reason: str
 
 
 def choose(
@@ -65,7 +65,7 @@ def choose(
     *,
     python: str | None = None,
     servers: Sequence[str] | str | None = None,
-    installed: Callable[[str], bool] = can_import,
+    has_vllm: Callable[[str], bool] = can_import,
 ) -> Choice:
     """Choose the engine of a run; `ConfigError` if the configured one can't be used.
 
@@ -91,7 +91,7 @@ def choose(
     if engine == "vllm":
         if reason := unsupported_reason(run):
             raise ConfigError(f"sampling.engine=vllm can't be used here: {reason}; set sampling.engine=torch")
-        if not installed(vllm_python):
+        if not has_vllm(vllm_python):
             raise ConfigError(
                 f"sampling.engine=vllm: {vllm_python} has no vllm; name an interpreter that has in "
                 "sampling.engine_python, or pip install 'gxpo[vllm]'"
@@ -99,7 +99,7 @@ def choose(
         return Choice("vllm", "it was asked for")
     if reason := unsupported_reason(run) or not_automatic_reason(run):
         return Choice("torch", reason)
-    if not installed(vllm_python):
+    if not has_vllm(vllm_python):
         location = "" if python is None else f" in {vllm_python}"
         return Choice("torch", f"vllm is not installed{location}")
     return Choice("vllm", f"it is installed{'' if python is None else f' in {vllm_python}'}")

@@ -46,13 +46,13 @@ class PrefixCaches:
     """LRU store of prefix caches by name, at most `limit` tokens in total.
 
     tokens      in all caches together
-    dropped     number of caches evicted for want of room
-    mismatched  number of caches whose name came back with a prompt that does not begin with them, or another policy
+    n_dropped   number of caches evicted for want of room
+    n_mismatched  number of caches whose name came back with a prompt that does not begin with them, or another policy
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.tokens = self.dropped = self.mismatched = 0
+        self.tokens = self.n_dropped = self.n_mismatched = 0
         self._by_name: dict[str, CachedPrefix] = {}  # least recently used first
 
     def use(self, names: Iterable[str]) -> None:
@@ -66,20 +66,20 @@ class PrefixCaches:
         prefix = self._pop(name)
         if prefix is None or prefix.begins(prompt, policy):
             return prefix
-        self.mismatched += 1
+        self.n_mismatched += 1
         return None
 
     def put(self, name: str, prefix: CachedPrefix) -> None:
         """Store a cache under `name`; one longer than the limit is dropped and evicts nothing."""
         self._pop(name)
         if len(prefix.tokens) > self.limit:
-            self.dropped += 1
+            self.n_dropped += 1
             return
         self._by_name[name] = prefix
         self.tokens += len(prefix.tokens)
         while self.tokens > self.limit:
             self._pop(next(iter(self._by_name)))
-            self.dropped += 1
+            self.n_dropped += 1
 
     def release(self, names: Sequence[str] | None = None) -> None:
         """Drop these names (unknown ones are ignored), or all."""
@@ -145,9 +145,9 @@ def prefill_flat(
             buffer[piece_columns] = x
         start += int(ends[-1])
         logits.append(head(states[ends - 1]))
-    padded = [x.view(len(contexts), columns, *x.shape[1:]).transpose(1, 2).chunk(2, 1) for x in buffers]
+    padded_layers = [x.view(len(contexts), columns, *x.shape[1:]).transpose(1, 2).chunk(2, 1) for x in buffers]
     next_position = torch.cat(next_positions) if next_positions else None
-    return torch.cat(logits), Prompts([(keys, values) for keys, values in padded], mask, next_position)
+    return torch.cat(logits), Prompts([(keys, values) for keys, values in padded_layers], mask, next_position)
 
 
 def _pieces(lengths: Sequence[int], tokens: int) -> Iterator[tuple[int, int]]:
@@ -183,8 +183,8 @@ class Batch(Protocol):
 class RowDraws(Protocol):
     """Protocol of draws that differ by sample: `gxpo.sampling.engines.optional_draws`."""
 
-    def draw(self, logits: Tensor, uniform: Tensor, samples: Tensor, running: Tensor) -> Draws: ...
-    def accept(self, tokens: Tensor, samples: Tensor, running: Tensor) -> Tensor: ...
+    def draw(self, logits: Tensor, uniform: Tensor, samples: Tensor, is_running: Tensor) -> Draws: ...
+    def accept(self, tokens: Tensor, samples: Tensor, is_running: Tensor) -> Tensor: ...
 
 
 OnDone = Callable[[int, int, Batch, "list[int]"], None]  # sample, its row in the batch, the batch, the action's tokens
@@ -197,7 +197,7 @@ class Actions:
     tokens: Tensor
     logprobs: Tensor
     length: Tensor
-    stopped: Tensor
+    is_stopped: Tensor
     supports: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (samples, support) of every step
     likeliest: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (samples, `likeliest_of`) of every step
 
@@ -216,7 +216,7 @@ class Actions:
     def completions(self, policy_version: int) -> list[Completion]:
         support, longest, likeliest = self._support(), self.tokens.shape[1], self._likeliest()
         samples = []
-        for i, (size, stop) in enumerate(zip(self.length.tolist(), self.stopped.tolist(), strict=True)):
+        for i, (size, stop) in enumerate(zip(self.length.tolist(), self.is_stopped.tolist(), strict=True)):
             row_support = None
             if support is not None:
                 row_support = support[i, :size]
@@ -249,10 +249,10 @@ class Actions:
         """Support of all steps [n, steps, widest] int64, padded with -1; None if sampling was not truncated."""
         if not self.supports:
             return None
-        width = max(allowed.shape[1] for _, allowed in self.supports)
+        width = max(ids.shape[1] for _, ids in self.supports)
         support = np.full((self.tokens.shape[0], len(self.supports), width), -1, dtype=np.int64)
-        for step, (samples, allowed) in enumerate(self.supports):
-            support[samples.numpy(), step, : allowed.shape[1]] = allowed.numpy()
+        for step, (samples, ids) in enumerate(self.supports):
+            support[samples.numpy(), step, : ids.shape[1]] = ids.numpy()
         return support
 
 
@@ -262,15 +262,15 @@ def decode(
     sampling: Sampling,
     stopping: Stopping,
     on_done: OnDone,
-    interrupted: Callable[[], bool] | None = None,
+    should_interrupt: Callable[[], bool] | None = None,
     likeliest: int = 0,
     row_draws: RowDraws | None = None,
 ) -> Actions:
     """Sample until every row is done or out of uniforms; streams [n, longest] float64.
 
     `on_done` is called once for every sample, when it is done and before its row leaves the batch. The cache then holds
-    at least all but the last token of its action. `interrupted` is called whenever tokens have been read; if it returns
-    True, decoding ends and the rows still running count as interrupted. Tokens are read one by one on a CPU and
+    at least all but the last token of its action. `should_interrupt` is called whenever tokens have been read; if it
+    returns True, decoding ends and the rows still running count as interrupted. Tokens are read one by one on a CPU and
     `TOKENS_AT_ONCE` together on another device, which the host waits for each time. Devices without float64 send their
     logits to the host, which draws. `likeliest`: as of `draw`. `row_draws` draws instead of `draw`, one token at a
     time, since it needs each token for the next.
@@ -281,9 +281,9 @@ def decode(
     actions = Actions.empty(n, longest)
     # which sample each row of the batch is, where tokens are drawn: None, all of them, until some have been removed
     rows: Tensor | None = None
-    samples, running, step = torch.arange(n), torch.ones(n, dtype=torch.bool), 0
+    samples, is_running, step = torch.arange(n), torch.ones(n, dtype=torch.bool), 0
     at_once = 1 if place.type == "cpu" or row_draws is not None else TOKENS_AT_ONCE
-    unread: list[Draws] = []
+    unread_draws: list[Draws] = []
     for draw_step in range(longest):
         # Finished rows are sampled along until they are removed; `length` keeps what they draw out of their actions.
         row_uniform = uniform[draw_step] if rows is None else uniform[draw_step][rows]
@@ -291,58 +291,60 @@ def decode(
         if row_draws is None:
             draws = draw(logits, row_uniform, sampling, likeliest)
         else:
-            draws = row_draws.draw(logits, row_uniform, samples, running)
+            draws = row_draws.draw(logits, row_uniform, samples, is_running)
         token = draws.token.to(device)
-        unread.append(draws)
-        if len(unread) < at_once and draw_step + 1 < longest:
+        unread_draws.append(draws)
+        if len(unread_draws) < at_once and draw_step + 1 < longest:
             state = state.advance(token)
             continue
         at, has_ended, is_over = slice(None) if rows is None else samples, False, draw_step + 1 == longest
-        for step, (host_token, logprob, support, top) in enumerate(_on_host(unread), draw_step + 1 - len(unread)):
+        for step, (host_token, logprob, support, top) in enumerate(
+            _on_host(unread_draws), draw_step + 1 - len(unread_draws)
+        ):
             actions.tokens[at, step], actions.logprobs[at, step] = host_token, logprob
             if support is not None:
                 actions.supports.append((samples, support))
             if top is not None:
                 actions.likeliest.append((samples, top))
-            ended = None if stopping.is_never else stopping.done(host_token, actions.tokens[at, : step + 1])
+            is_done = None if stopping.is_never else stopping.is_done(host_token, actions.tokens[at, : step + 1])
             if row_draws is not None:
-                is_broken = row_draws.accept(host_token, samples, running)
-                ended = is_broken if ended is None else ended | is_broken
-            if ended is not None and bool(ended.logical_and_(running).any()):
+                is_broken = row_draws.accept(host_token, samples, is_running)
+                is_done = is_broken if is_done is None else is_done | is_broken
+            if is_done is not None and bool(is_done.logical_and_(is_running).any()):
                 has_ended = True
-                actions.length[samples[ended]], actions.stopped[samples[ended]] = step + 1, True
-                running = running & ~ended
-                if not bool(running.any()):
+                actions.length[samples[is_done]], actions.is_stopped[samples[is_done]] = step + 1, True
+                is_running = is_running & ~is_done
+                if not bool(is_running.any()):
                     is_over = True
                     break
-        unread = []
-        if is_over or (interrupted is not None and interrupted()):
+        unread_draws = []
+        if is_over or (should_interrupt is not None and should_interrupt()):
             break
         # Remove finished rows in bulk: selecting rows copies the caches.
-        if has_ended and int(running.sum()) <= KEEP_UNTIL * samples.numel():
-            _report_done(actions, samples, ~running, state, on_done)
-            running_rows = running.nonzero().squeeze(1)
+        if has_ended and int(is_running.sum()) <= KEEP_UNTIL * samples.numel():
+            _report_done(actions, samples, ~is_running, state, on_done)
+            running_rows = is_running.nonzero().squeeze(1)
             samples, device_rows = samples[running_rows], running_rows.to(device)
             rows, token, state = samples.to(place), token[device_rows], state.select(device_rows)
-            running = torch.ones_like(samples, dtype=torch.bool)
+            is_running = torch.ones_like(samples, dtype=torch.bool)
         state = state.advance(token)
-    actions.length[samples[running]] = step + 1
+    actions.length[samples[is_running]] = step + 1
     _report_done(actions, samples, torch.ones_like(samples, dtype=torch.bool), state, on_done)
     return actions
 
 
-def _on_host(unread: Sequence[Draws]) -> Iterator[Draws]:
+def _on_host(unread_draws: Sequence[Draws]) -> Iterator[Draws]:
     """Several draws of the same rows, brought to the host: tokens and log-probs by one copy, supports of equal width by
     another."""
-    if len(unread) == 1:
-        yield Draws(*(None if x is None else x.cpu() for x in unread[0]))  # type: ignore[arg-type]
+    if len(unread_draws) == 1:
+        yield Draws(*(None if x is None else x.cpu() for x in unread_draws[0]))  # type: ignore[arg-type]
         return
     # log-probs travel as the bits of integers
-    bits = torch.stack([x for draws in unread for x in (draws.token, draws.logprob.view(torch.int64))]).cpu()
-    supports = [draws.support for draws in unread if draws.support is not None]
+    bits = torch.stack([x for draws in unread_draws for x in (draws.token, draws.logprob.view(torch.int64))]).cpu()
+    supports = [draws.support for draws in unread_draws if draws.support is not None]
     if len({x.shape for x in supports}) == 1:
         supports = list(torch.stack(supports).cpu())
-    for i, draws in enumerate(unread):
+    for i, draws in enumerate(unread_draws):
         top = None if draws.likeliest is None else draws.likeliest.cpu()
         support = supports[i].cpu() if supports else None
         yield Draws(bits[2 * i], bits[2 * i + 1].view(torch.float64), support, top)

@@ -50,7 +50,7 @@ class Draws(NamedTuple):
     likeliest: Tensor | None = None
 
 
-def likeliest_of(scaled: Tensor, k: int, support: Tensor | None = None) -> Tensor:
+def likeliest_of(scores: Tensor, k: int, support: Tensor | None = None) -> Tensor:
     """[n, 2K + 1] float64: the K likeliest ids of softmax(scaled), as numbers, their log-probs, and that of all other
     ids together. K is `k`, or the size of the vocabulary if that is less.
 
@@ -60,15 +60,15 @@ def likeliest_of(scaled: Tensor, k: int, support: Tensor | None = None) -> Tenso
     >>> likeliest_of(torch.tensor([[0.0, 2.0, 1.0]]), 2).exp().log().round(decimals=4).tolist()[0][2:]
     [-0.4076, -1.4076, -2.4076]
     """
-    logprob = scaled.to(torch.float64).log_softmax(1)
+    logprob = scores.to(torch.float64).log_softmax(1)
     top_logprob, column = logprob.topk(min(k, logprob.shape[1]), 1)
     rest_logprob = logprob.scatter(1, column, -torch.inf).logsumexp(1, keepdim=True)
     ids = column if support is None else support.gather(1, column)
     # of a support, every row has the same width whatever its step allowed: `k`
     if support is not None:
-        missing = (0, k - ids.shape[1])
-        ids = torch.nn.functional.pad(ids, missing, value=-1)
-        top_logprob = torch.nn.functional.pad(top_logprob, missing, value=-torch.inf)
+        padding = (0, k - ids.shape[1])
+        ids = torch.nn.functional.pad(ids, padding, value=-1)
+        top_logprob = torch.nn.functional.pad(top_logprob, padding, value=-torch.inf)
     return torch.cat([ids.to(torch.float64), top_logprob.masked_fill(ids < 0, -torch.inf), rest_logprob], 1)
 
 
@@ -86,53 +86,57 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, likeliest: int = 0
         token = logits.argmax(-1)
         return Draws(token, torch.zeros(token.shape, dtype=torch.float64, device=token.device), None)
     # The log-prob must be of the distribution that is drawn from, so it is taken after temperature and support.
-    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    scaled = scaled if sampling.temperature == 1 else scaled / sampling.temperature
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    scores = scores if sampling.temperature == 1 else scores / sampling.temperature
     if sampling.top_k == 0 and sampling.top_p == 1:
-        top = likeliest_of(scaled, likeliest) if likeliest else None
-        column, logprob = inverse_cdf(scaled, uniform)
+        top = likeliest_of(scores, likeliest) if likeliest else None
+        column, logprob = inverse_cdf(scores, uniform)
         return Draws(column, logprob, None, top)
-    support = support_of(scaled, sampling.top_k, sampling.top_p)
-    top = likeliest_of(within(scaled, support), min(likeliest, scaled.shape[1]), support) if likeliest else None
-    return Draws(*draw_within(scaled, support, uniform), support, top)
+    support = support_of(scores, sampling.top_k, sampling.top_p)
+    top = (
+        likeliest_of(scores_in_support(scores, support), min(likeliest, scores.shape[1]), support)
+        if likeliest
+        else None
+    )
+    return Draws(*draw_within(scores, support, uniform), support, top)
 
 
-def draw_within(scaled: Tensor, support: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def draw_within(scores: Tensor, support: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Draw from softmax(scaled [n, V]) within a support [n, K], padded with -1; return tokens and log-probs."""
-    column, logprob = inverse_cdf(within(scaled, support), uniform)
+    column, logprob = inverse_cdf(scores_in_support(scores, support), uniform)
     return support.gather(1, column[:, None]).squeeze(1), logprob
 
 
-def within(scaled: Tensor, support: Tensor) -> Tensor:
+def scores_in_support(scores: Tensor, support: Tensor) -> Tensor:
     """[n, K] logits of the ids in a support, -inf at its padding."""
-    return scaled.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
+    return scores.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
 
 
-def support_of(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
+def support_of(scores: Tensor, top_k: int, top_p: float) -> Tensor:
     """Ids [n, K] of the top-k, then top-p support, in ascending order, padded with -1.
 
     scaled [n, V]: logits over temperature. top-p keeps the fewest most likely ids whose probabilities reach `top_p`
     (Holtzman et al., 2020, section 3.1), always at least one.
     """
-    n, size = scaled.shape
-    top_logits, ids = scaled.topk(min(top_k, size) if top_k > 0 else size, dim=-1)
+    n, size = scores.shape
+    top_logits, ids = scores.topk(min(top_k, size) if top_k > 0 else size, dim=-1)
     if top_p < 1.0:
         p = top_logits.softmax(-1)
         ids = ids.masked_fill(p.cumsum(-1) - p >= top_p, size)
     ids = ids.sort(-1).values
     # columns that no row uses are cut off, except where the host would wait for a device to save few of them
-    if top_k == 0 or scaled.device.type == "cpu":
+    if top_k == 0 or scores.device.type == "cpu":
         ids = ids[:, : int((ids < size).sum(-1).max()) if n else 0]
     return ids.masked_fill(ids == size, -1)
 
 
-def inverse_cdf(scaled: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def inverse_cdf(scores: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Draw columns from softmax(scaled) [n, V] by inverse CDF; return them with their log-probabilities (float64).
 
     Probabilities are summed in float64, by blocks of columns first, so that only one block of a row is searched.
     """
-    max_logit = scaled.amax(1, keepdim=True)
-    z = scaled - max_logit
+    max_logit = scores.amax(1, keepdim=True)
+    z = scores - max_logit
     # Unnormalised probabilities; the target is scaled by their sum instead of dividing each of them.
     if z.shape[1] <= BLOCK:
         cumulative = z.exp().cumsum(1, dtype=torch.float64)
@@ -152,7 +156,7 @@ def inverse_cdf(scaled: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     columns_mass = mass.gather(1, column.clamp_max(mass.shape[1] - 1)).to(torch.float64)
     offset = _first_above(columns_mass.masked_fill_(column >= mass.shape[1], 0).cumsum(1), target - before)
     token = block * BLOCK + offset
-    logprob = (scaled.gather(1, token).to(torch.float64) - max_logit) - cumulative[:, -1:].log()
+    logprob = (scores.gather(1, token).to(torch.float64) - max_logit) - cumulative[:, -1:].log()
     return token.squeeze(1), logprob.squeeze(1)
 
 

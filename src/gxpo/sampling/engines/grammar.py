@@ -16,7 +16,7 @@ COMPILED = 64  # grammars in the cache
 BLANKS = {"whitespace_flexible": True, "whitespace_pattern": r"[ \t\r\n]{0,24}"}
 
 
-def compiled(grammar: tuple[str, str]) -> str:
+def compile_grammar(grammar: tuple[str, str]) -> str:
     """Grammar in llguidance's form. ModelError with its reason for one that it can't take."""
     matcher = need("llguidance", "structured").LLMatcher
     kind, source = grammar
@@ -67,7 +67,7 @@ class Grammars:
     def matcher(self, grammar: tuple[str, str]) -> Matcher:
         """A matcher at the beginning of the grammar. ModelError for one that can't be compiled."""
         if grammar not in self._matchers:
-            matcher = need("llguidance", "structured").LLMatcher(self._tokenizer, compiled(grammar), log_level=0)
+            matcher = need("llguidance", "structured").LLMatcher(self._tokenizer, compile_grammar(grammar), log_level=0)
             if matcher.is_error():
                 raise ModelError(_one_line(matcher.get_error()))
             self._matchers[grammar] = matcher

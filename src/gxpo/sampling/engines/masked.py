@@ -71,7 +71,7 @@ class Unmasking(Part):
 
 
 class MaskedEngine:
-    """Batched decoding by unmasking with keyed uniforms, and the log-probs that the estimator gives to what was drawn.
+    """Batched decoding by unmasking with keyed uniforms, and the estimator's log-probs of the samples.
 
     policy      the masked model with its special ids
     likelihood  the method's estimator: log-probs are its estimates, so that the learner's agree with them; the
@@ -113,7 +113,7 @@ class MaskedEngine:
         return [[next(remaining) for _ in request.streams] for request in requests]
 
     def _check(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """Raise ModelError for what a masked model can't sample."""
+        """Raise ModelError for sampling settings that a masked model can't follow."""
         if sampling.truncated_support or sampling.stop or sampling.temperature < 0 or sampling.max_new_tokens < 1:
             raise ModelError(
                 "a masked model is sampled from its whole vocabulary to its end token: set top_k=0, top_p=1 and no "
@@ -147,14 +147,14 @@ class MaskedEngine:
         block = self.unmasking.block or room
         step_in_block = torch.zeros(n, dtype=torch.int64)
         for step in range(room):
-            hidden = answer == policy.mask
-            active = hidden.any(1).nonzero().squeeze(1)
+            is_hidden = answer == policy.mask
+            active = is_hidden.any(1).nonzero().squeeze(1)
             if not len(active):
                 break
             # the block of a row is the first with something hidden; candidates are its hidden places
-            first = hidden[active].to(torch.int64).argmax(1) // block * block
+            first = is_hidden[active].to(torch.int64).argmax(1) // block * block
             place = torch.arange(room)
-            is_candidate = hidden[active] & (place >= first[:, None]) & (place < first[:, None] + block)
+            is_candidate = is_hidden[active] & (place >= first[:, None]) & (place < first[:, None] + block)
             row, column = is_candidate.nonzero(as_tuple=True)
             logits = policy.logits(
                 tokens[active], begins[active] + room, begins[active], row, begins[active][row] + column
@@ -162,8 +162,8 @@ class MaskedEngine:
             # as many uniforms as the answer has places, whatever is hidden: a row's numbers depend on its steps alone
             uniform = torch.from_numpy(np.stack([streams[i].random(2 * room) for i in active.tolist()]))
             where = drawing_device(logits.device)
-            drawn = draw(logits.to(where), uniform[row, column].to(where), sampling)
-            token = drawn.token.cpu()
+            draws = draw(logits.to(where), uniform[row, column].to(where), sampling)
+            token = draws.token.cpu()
             share = 1 - is_candidate.sum(1) / block
             score = self._scores(logits, token, row, column, share, uniform[:, room:])
             token_A = torch.full((len(active), room), policy.mask)
@@ -180,13 +180,13 @@ class MaskedEngine:
             chosen_A = is_open & (rank < (self.unmasking.per_step * factor).reshape(-1, 1))
             end_at = torch.where(chosen_A & (token_A == policy.end), place, room).amin(1)
             logprob_A = torch.zeros(len(active), room, dtype=torch.float64)
-            logprob_A[row, column] = drawn.logprob.cpu().to(torch.float64)
+            logprob_A[row, column] = draws.logprob.cpu().to(torch.float64)
             before = answer[active]
-            filled = torch.where(chosen_A, token_A, torch.where(place > end_at[:, None], policy.end, before))
-            answer[active] = filled
+            answers = torch.where(chosen_A, token_A, torch.where(place > end_at[:, None], policy.end, before))
+            answer[active] = answers
             logprob[active] = torch.where(chosen_A, logprob_A, logprob[active])
             unmasked_at[active] = torch.where(chosen_A, step, unmasked_at[active])
-            still_open = ((filled == policy.mask) & is_candidate).any(1)
+            still_open = ((answers == policy.mask) & is_candidate).any(1)
             step_in_block[active] = torch.where(still_open, step_in_block[active] + 1, 0)
             for i in active.tolist():
                 tokens[i, begins[i] : begins[i] + room] = answer[i]
@@ -195,7 +195,7 @@ class MaskedEngine:
     def _scores(
         self, logits: Tensor, token: Tensor, row: Tensor, column: Tensor, share: Tensor, uniform: Tensor
     ) -> Tensor:
-        """What the candidates [K] are ranked by; `share` [A] of each row's block that is unmasked."""
+        """Scores [K] by which candidates are ranked; `share` [A]: unmasked part of each row's block."""
         if self.unmasking.order == "random":
             return uniform[row, column]
         if self.unmasking.order == "left_to_right":

@@ -89,12 +89,12 @@ class Network:
         self.causal = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.name, self.triples = type(self.causal).__name__, triples_of(self.causal)
         self.sees = vision_of(self.causal) is not None
-        accepted = inspect.signature(self.causal.forward).parameters
+        parameters = inspect.signature(self.causal.forward).parameters
         # transformers 5.24 renamed the cache, as an argument and as a field of the output
-        self._cache_name = "cache" if "cache" in accepted else "past_key_values"
-        if not any(x.name == self._cache_name or x.kind is x.VAR_KEYWORD for x in accepted.values()):
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        if not any(x.name == self._cache_name or x.kind is x.VAR_KEYWORD for x in parameters.values()):
             check_rows(None, self.name)
-        self._accepts = {name for name in ("position_ids", "logits_to_keep") if name in accepted}
+        self._accepts = {name for name in ("position_ids", "logits_to_keep") if name in parameters}
         self.positions, self.limited_by = positions(self.causal.config.get_text_config())
         self.decoder = Decoder.of(self.causal, products=products, choices=choices) if kernels == "auto" else None
         if self.decoder is None:
@@ -200,7 +200,7 @@ def prefill(network: Network, contexts: Sequence[Context], room: int, tokens: in
     position, ahead = _positions(network, contexts, mask)
     is_even = all(len(c.prompt) == columns for c in contexts)
     if layout is None:
-        logits, cache = network(_padded(contexts, columns, network.device), mask, position, None)
+        logits, cache = network(_pad(contexts, columns, network.device), mask, position, None)
         return State(network, logits, cache, mask, columns, ahead, is_even)
     # Cached prefixes are copied to their columns first; the forward passes then write the new tokens behind them.
     buffers = layout.buffers(len(contexts), columns + room)
@@ -226,7 +226,7 @@ def _prefill_chunk(network: Network, layout: Layout, contexts: Sequence[Context]
     views = [(keys[:, :, -columns:], values[:, :, -columns:]) for keys, values in buffers]
     cache = layout.cache(views, columns - width, write_mask)
     position, _ = _positions(network, contexts, mask)
-    logits, _ = network(_padded(contexts, width, network.device), mask, position[..., -width:], cache)
+    logits, _ = network(_pad(contexts, width, network.device), mask, position[..., -width:], cache)
     return logits
 
 
@@ -249,7 +249,7 @@ def _chunks(new_lengths: Sequence[int], tokens: int) -> Iterator[tuple[int, int]
     yield start, len(new_lengths)
 
 
-def _padded(contexts: Sequence[Context], width: int, device: torch.device) -> Tensor:
+def _pad(contexts: Sequence[Context], width: int, device: torch.device) -> Tensor:
     """New tokens [n, width], right-aligned."""
     return torch.tensor([[0] * (width - len(c.new_tokens)) + list(c.new_tokens) for c in contexts], device=device)
 

@@ -101,7 +101,7 @@ class OpenAIEngine:
         self.publish_seconds = 0.0
         self._probe_prompt: Sequence[int] = ()
         self._files: WeightFiles | None = None
-        self._published: tuple[int, int] | None = None  # version and count of writes of what was published
+        self._publication_stamp: tuple[int, int] | None = None  # version and count of writes of what was published
         self._publish_lock = threading.Lock()
         # Fails here rather than at the first sample, which follows minutes of other preparations.
         self.positions = self.pool.start(model)
@@ -121,20 +121,20 @@ class OpenAIEngine:
         sample = await self._request_sample(
             replica, self._probe_prompt, PROBE, replace(PROBE, top_k=0)
         )  # what was possible is known
-        replica.processed = all(x > -SURE for x in sample.logprobs)
+        replica.has_processed_logprobs = all(x > -SURE for x in sample.logprobs)
         if self._files is not None:
             await self._compare_with_learner(replica)
 
     async def _compare_with_learner(self, replica: Replica) -> None:
         """Raise ValueError unless the server's log-probs are the learner's for the same weights."""
-        files, published = self._files, self._published
+        files, stamp = self._files, self._publication_stamp
         assert files is not None
         sample = await self._request_sample(replica, self._probe_prompt, COMPARISON, COMPARISON)
-        if published is None or files.parameter_version() != published[1]:
+        if stamp is None or files.parameter_version() != stamp[1]:
             return  # the learner has moved on
         # In a thread: the pool's event loop goes on serving other requests during the learner's forward pass.
-        gap, allowed = await asyncio.to_thread(_logprob_gap, files.model, self._probe_prompt, sample)
-        if not gap <= allowed:
+        gap, tolerance = await asyncio.to_thread(_logprob_gap, files.model, self._probe_prompt, sample)
+        if not gap <= tolerance:
             raise ValueError(
                 f"computes something else from the learner's weights: log-probs of the same tokens differ by {gap:.1%}."
                 " Serve the model that is trained, in its dtype"
@@ -162,7 +162,7 @@ class OpenAIEngine:
     def move_to(self, model: Any) -> None:
         """Publish from now on the weights of this copy of the model, which is not being trained."""
         if self._files is not None:
-            self._files.model, self._published = model, None
+            self._files.model, self._publication_stamp = model, None
 
     def publish(self) -> None:
         """Publish the learner's weights unless the servers have them; `SamplersLost` if too few servers load them."""
@@ -171,14 +171,14 @@ class OpenAIEngine:
             return
         with self._publish_lock:
             target = (self.policy_version, files.parameter_version())
-            if target == self._published:
+            if target == self._publication_stamp:
                 return
             start = time.perf_counter()
             # None until all servers have it: after a failure the next call publishes again.
-            self._published, publication = None, files.write(self.policy_version)
+            self._publication_stamp, publication = None, files.write(self.policy_version)
             self.pool.publish(publication)
             files.keep_only(publication)
-            self._published = target
+            self._publication_stamp = target
             self.publish_seconds += time.perf_counter() - start
 
     def _server_version(self) -> int | None:
@@ -210,9 +210,9 @@ class OpenAIEngine:
         samples = self._sample_rows(rows, sampling, version)
         if version is not None and self._server_version() != version:
             raise ModelError(f"{self.servers} was given other weights while it sampled: update it between steps")
-        cached = sum(part for _, part in samples)
-        self.prefilled_tokens += sum(len(prompt) for prompt, _, _ in rows) - cached
-        self.reused_tokens += cached
+        n_cached = sum(part for _, part in samples)
+        self.prefilled_tokens += sum(len(prompt) for prompt, _, _ in rows) - n_cached
+        self.reused_tokens += n_cached
         remaining = iter(completion for completion, _ in samples)
         return [[next(remaining) for _ in r.streams] for r in requests]
 
@@ -221,18 +221,20 @@ class OpenAIEngine:
     ) -> list[tuple[Completion, int]]:
         """Sample each row; return completions with their numbers of cached prompt tokens."""
 
-        def read(row: int, reply: Reply, published: int) -> tuple[Completion, int]:
-            return self._read(reply, rows[row][0], sampling, published if version is None else version), reply.cached
+        def read(row: int, reply: Reply, served_version: int) -> tuple[Completion, int]:
+            return self._read(
+                reply, rows[row][0], sampling, served_version if version is None else version
+            ), reply.n_cached
 
         # Processed and raw log-probs differ only under a temperature other than 1 or a truncated support.
-        processed = sampling.temperature != 0 and (sampling.truncated_support or sampling.temperature != 1)
+        needs_processed = sampling.temperature != 0 and (sampling.truncated_support or sampling.temperature != 1)
         jobs = [
             Job(
                 self._request_body(prompt, seed_of(key), sampling),
                 len(prompt) + sampling.max_new_tokens,
                 max_reply_bytes(len(prompt), sampling),
                 home,
-                processed,
+                needs_processed,
             )
             for prompt, key, home in rows
         ]
@@ -265,7 +267,7 @@ class OpenAIEngine:
         return {
             "sampler_failures": self.pool.failures,
             "time_publish_s": self.publish_seconds,
-            "time_wait_servers_s": self.pool.waited,
+            "time_wait_servers_s": self.pool.seconds_waited,
         }
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ class Reply(_ResponseModel):
     usage: Usage | None = None
 
     @property
-    def cached(self) -> int:
+    def n_cached(self) -> int:
         """Number of prompt tokens that the server had cached."""
         details = self.usage.prompt_tokens_details if self.usage is not None else None
         return (details.cached_tokens or 0) if details is not None else 0
@@ -115,8 +115,8 @@ def completion(
     # A server that tokenises or truncates the prompt itself samples in another context than the learner scores.
     if choice.prompt_token_ids is not None and choice.prompt_token_ids != list(prompt):
         raise ValueError("read other tokens than the prompt that it was sent")
-    if reply.cached > len(prompt):
-        raise ValueError(f"says that {reply.cached} tokens of a prompt of {len(prompt)} were cached")
+    if reply.n_cached > len(prompt):
+        raise ValueError(f"says that {reply.n_cached} tokens of a prompt of {len(prompt)} were cached")
     # The stop rules must be ours: an action with tokens behind its end is one that the policy could not have taken.
     if early_ends := [t for t in ids[:-1] if t in ends]:
         raise ValueError(f"went on after token {early_ends[0]}, which ends an action")
@@ -153,15 +153,15 @@ def _support(logprobs: Logprobs, ids: Sequence[int], sampling: Sampling) -> np.n
     tops_by_position: Sequence[Mapping[str, float] | None] = logprobs.top_logprobs or []
     if len(tops_by_position) != len(ids):
         raise ValueError(f"gives the possible tokens at {len(tops_by_position)} of {len(ids)} places")
-    requested, rows = sampling.top_k + SLACK, []
+    n_requested, rows = sampling.top_k + SLACK, []
     for token, top_logprobs_by_text in zip(ids, tops_by_position, strict=True):
         row = [_id(t) for t, x in (top_logprobs_by_text or {}).items() if x > NOTHING]
         if token not in row or None in row:
             raise ValueError(f"gives possible tokens without the id of token {token}, which it sampled there")
         # As many as were requested: there may be more, and ratios under a cut-off support would be wrong.
-        if len(row) >= requested:
+        if len(row) >= n_requested:
             raise ValueError(
-                f"left {requested} tokens or more possible at one position after top_k and top_p, and no more were "
+                f"left {n_requested} tokens or more possible at one position after top_k and top_p, and no more were "
                 "asked for: set sampling.top_k, or sample without both"
             )
         rows.append(sorted(t for t in row if t is not None))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gxpo.forest.token_bias import TokenBias, penalised
 from gxpo.parts.protocols import BROKEN, Completion, Sampling, TokenOptions
-from gxpo.sampling.engines.draws import Draws, draw_within, inverse_cdf, likeliest_of, support_of, within
+from gxpo.sampling.engines.draws import Draws, draw_within, inverse_cdf, likeliest_of, scores_in_support, support_of
 from gxpo.sampling.engines.grammar import Grammars, Matcher
 
 DENSE = 32  # biases that are held as a row of the vocabulary
@@ -48,7 +48,7 @@ class OptionalDraws:
         self._keys: list[list[int]] = [[] for _ in range(n)]
         self._top: list[list[tuple[list[int], list[float]]]] = [[] for _ in range(n)]
         self.biases: dict[int, TokenBias] = {}
-        self.broken: set[int] = set()
+        self.broken_rows: set[int] = set()
         self._dense = lru_cache(DENSE)(lambda key: self.biases[key].dense(self.vocabulary).to(self.device))
         self._static = lru_cache(None)(self._static_bias)
         self._min_p = torch.tensor([o.min_p for o in options], dtype=torch.float64)
@@ -67,13 +67,13 @@ class OptionalDraws:
                 row[torch.tensor([i for i in prompt if 0 <= i < self.vocabulary], device=self.device)] = True
 
     # ------------------------------------------------------------ one token
-    def draw(self, logits: Tensor, uniform: Tensor, samples: Tensor, running: Tensor) -> Draws:
+    def draw(self, logits: Tensor, uniform: Tensor, samples: Tensor, is_running: Tensor) -> Draws:
         """Draw a token for each row of the batch; rows that are over are drawn without options, and not recorded.
 
         logits [n, V]; uniform [n]; samples, running [n] on the host: whose row it is, and whether it goes on
         """
         z = logits.to(torch.promote_types(logits.dtype, torch.float32)).clone()
-        rows = running.nonzero().squeeze(1).tolist()
+        rows = is_running.nonzero().squeeze(1).tolist()
         names = samples.tolist()
         for row in rows:
             if (key := self._bias_key(names[row])) >= 0:
@@ -98,10 +98,10 @@ class OptionalDraws:
         options, matcher = self.options[sample], self._matchers[sample]
         forbids_end = options.ignore_eos or self._length[sample] < options.min_tokens
         bias = self._static(options.logit_bias, forbids_end)
-        if matcher is not None and sample not in self.broken:
+        if matcher is not None and sample not in self.broken_rows:
             mask = matcher.mask()
             if mask is None:
-                self.broken.add(sample)
+                self.broken_rows.add(sample)
             else:
                 values = {} if bias is None else dict(zip(bias.ids.tolist(), bias.values.tolist(), strict=True))
                 bias = TokenBias.of(values, mask[: -(-self.vocabulary // 8)])
@@ -115,62 +115,64 @@ class OptionalDraws:
         values = {**dict(logit_bias), **(dict.fromkeys(self._stop_ids, -math.inf) if forbids_end else {})}
         return TokenBias.of(values) if values else None
 
-    def _draw_rows(self, scaled: Tensor, uniform: Tensor, samples: Tensor) -> Draws:
+    def _draw_rows(self, scores: Tensor, uniform: Tensor, samples: Tensor) -> Draws:
         """Draw from softmax(scaled [n, V]), of truncated rows within their support."""
         is_truncated = self._is_truncated[samples]
         if not bool(self._is_truncated.any()):
-            token, logprob = inverse_cdf(scaled, uniform)
+            token, logprob = inverse_cdf(scores, uniform)
             return Draws(token, logprob, None)
         token = torch.zeros(len(samples), dtype=torch.int64, device=self.device)
         logprob = torch.zeros(len(samples), dtype=torch.float64, device=self.device)
         support = torch.full((len(samples), 1), -1, device=self.device)
-        whole = (~is_truncated).nonzero().squeeze(1).to(self.device)
-        if len(whole):
-            token[whole], logprob[whole] = inverse_cdf(scaled[whole], uniform[whole])
-        cut = is_truncated.nonzero().squeeze(1).to(self.device)
-        if len(cut):
-            cut_support = self._support(scaled[cut], self._min_p[samples[is_truncated]].to(self.device))
-            token[cut], logprob[cut] = draw_within(scaled[cut], cut_support, uniform[cut])
+        full_rows = (~is_truncated).nonzero().squeeze(1).to(self.device)
+        if len(full_rows):
+            token[full_rows], logprob[full_rows] = inverse_cdf(scores[full_rows], uniform[full_rows])
+        truncated_rows = is_truncated.nonzero().squeeze(1).to(self.device)
+        if len(truncated_rows):
+            cut_support = self._support(scores[truncated_rows], self._min_p[samples[is_truncated]].to(self.device))
+            token[truncated_rows], logprob[truncated_rows] = draw_within(
+                scores[truncated_rows], cut_support, uniform[truncated_rows]
+            )
             support = support.new_full((len(samples), cut_support.shape[1]), -1)
-            support[cut] = cut_support
+            support[truncated_rows] = cut_support
         return Draws(token, logprob, support)
 
-    def _support(self, scaled: Tensor, min_p: Tensor) -> Tensor:
+    def _support(self, scores: Tensor, min_p: Tensor) -> Tensor:
         """Ids [n, K] that `min_p` [n], top-k and top-p leave, ascending, padded with -1; forbidden ones are none."""
-        size, likeliest = scaled.shape[1], scaled.amax(1, keepdim=True)
+        size, likeliest = scores.shape[1], scores.amax(1, keepdim=True)
         # p < min_p * p_max, in logits; log 0 is -inf, below which nothing is
-        scaled = scaled.masked_fill(scaled < likeliest + min_p.log().to(scaled)[:, None], -torch.inf)
-        ids = support_of(scaled, self.sampling.top_k, self.sampling.top_p)
-        is_none = (ids < 0) | (scaled.gather(1, ids.clamp_min(0)) == -torch.inf)
+        scores = scores.masked_fill(scores < likeliest + min_p.log().to(scores)[:, None], -torch.inf)
+        ids = support_of(scores, self.sampling.top_k, self.sampling.top_p)
+        is_none = (ids < 0) | (scores.gather(1, ids.clamp_min(0)) == -torch.inf)
         ids = ids.masked_fill(is_none, size).sort(1).values
         ids = ids[:, : int((ids < size).sum(1).max())]
         return ids.masked_fill(ids == size, -1)
 
-    def _likeliest(self, scaled: Tensor, draws: Draws, row: int, k: int) -> tuple[list[int], list[float]]:
+    def _likeliest(self, scores: Tensor, draws: Draws, row: int, k: int) -> tuple[list[int], list[float]]:
         """The `k` likeliest ids of a row's distribution and their log-probs; fewer where fewer have a probability."""
         if self.sampling.temperature == 0:
             return [int(draws.token[row])], [0.0]
-        z, support = scaled[row : row + 1], None if draws.support is None else draws.support[row : row + 1]
+        z, support = scores[row : row + 1], None if draws.support is None else draws.support[row : row + 1]
         if support is not None and bool((support >= 0).any()):
-            top = likeliest_of(within(z, support), k, support)[0]
+            top = likeliest_of(scores_in_support(z, support), k, support)[0]
         else:
             top = likeliest_of(z, k)[0]
         n = len(top) // 2
         pairs = [(int(i), x) for i, x in zip(top[:n].tolist(), top[n:-1].tolist(), strict=True) if x > -math.inf]
         return [i for i, _ in pairs], [x for _, x in pairs]
 
-    def accept(self, tokens: Tensor, samples: Tensor, running: Tensor) -> Tensor:
+    def accept(self, tokens: Tensor, samples: Tensor, is_running: Tensor) -> Tensor:
         """Go on by the tokens [n] that were drawn; return [n] bool: samples whose grammar can't be followed further."""
-        for row in running.nonzero().squeeze(1).tolist():
+        for row in is_running.nonzero().squeeze(1).tolist():
             sample, token = int(samples[row]), int(tokens[row])
             self._length[sample] += 1
             if self._count is not None:
                 self._count[sample, token] += 1
             matcher = self._matchers[sample]
-            is_open = matcher is not None and sample not in self.broken and token not in self._stop_ids
+            is_open = matcher is not None and sample not in self.broken_rows and token not in self._stop_ids
             if is_open and not matcher.accept(token):  # type: ignore[union-attr]
-                self.broken.add(sample)
-        return torch.tensor([int(sample) in self.broken for sample in samples], dtype=torch.bool)
+                self.broken_rows.add(sample)
+        return torch.tensor([int(sample) in self.broken_rows for sample in samples], dtype=torch.bool)
 
     # ------------------------------------------------------------ afterwards
     def with_changes(self, sample: int, completion: Completion) -> Completion:
@@ -191,6 +193,6 @@ class OptionalDraws:
             changes["top_logprobs"] = np.full((size, width), -np.inf)
             for i, (ids, logprobs) in enumerate(top):
                 changes["top_ids"][i, : len(ids)], changes["top_logprobs"][i, : len(ids)] = ids, logprobs  # type: ignore[index]
-        if sample in self.broken:
+        if sample in self.broken_rows:
             changes["finish"] = BROKEN
         return replace(completion, **changes)  # type: ignore[arg-type]

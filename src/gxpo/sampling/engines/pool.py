@@ -32,14 +32,14 @@ class Job:
     tokens     upper bound of its cost: prompt and sample
     max_bytes  limit on the response
     home       name of its episode, whose turns go to one server where possible (for its prefix cache)
-    processed  True if it needs log-probs after temperature and top-k
+    needs_processed  True if it needs log-probs after temperature and top-k
     """
 
     body: Mapping[str, Any]
     tokens: int
     max_bytes: int
     home: str | None = None
-    processed: bool = False
+    needs_processed: bool = False
 
 
 @dataclass(eq=False)
@@ -163,8 +163,8 @@ class SamplerPool:
         reasons = "; ".join(r.problem for r in down if r.problem)
         if len(self.replicas) == 1:
             return reasons
-        ready = len(self.replicas) - len(down)
-        return f"{ready} of {len(self.replicas)} servers can sample, min_replicas is {self.min_replicas}: {reasons}"
+        n_ready = len(self.replicas) - len(down)
+        return f"{n_ready} of {len(self.replicas)} servers can sample, min_replicas is {self.min_replicas}: {reasons}"
 
     # ------------------------------------------------------------ requests
     def complete(self, jobs: Sequence[Job], read: Callable[[int, Reply, int], Value]) -> list[Value]:
@@ -177,9 +177,9 @@ class SamplerPool:
 
     async def _complete(self, jobs: Sequence[Job], read: Callable[[int, Reply, int], Value]) -> list[Value]:
         values: dict[int, Value] = {}
-        pending, n_repeats = list(range(len(jobs))), 0
-        while pending:
-            attempts = [asyncio.ensure_future(self._complete_one(jobs[i], i, read)) for i in pending]
+        open_jobs, n_repeats = list(range(len(jobs))), 0
+        while open_jobs:
+            attempts = [asyncio.ensure_future(self._complete_one(jobs[i], i, read)) for i in open_jobs]
             try:
                 results = await asyncio.gather(*attempts)
             finally:
@@ -188,15 +188,15 @@ class SamplerPool:
             # A server that was restarted or updated meanwhile sampled under unknown weights: its values are discarded
             # and the jobs repeated.
             is_valid = await self._check_leases({(replica, state_before) for replica, state_before, _ in results})
-            for i, (replica, state_before, value) in zip(pending, results, strict=True):
+            for i, (replica, state_before, value) in zip(open_jobs, results, strict=True):
                 if is_valid[replica, state_before]:
                     values[i] = value
-            n_repeats += any(i not in values for i in pending)
+            n_repeats += any(i not in values for i in open_jobs)
             if n_repeats > self.retries:
                 raise ModelError(
                     f"servers change their weights while they sample (tried {n_repeats} times): {self.down}"
                 )
-            pending = [i for i in pending if i not in values]
+            open_jobs = [i for i in open_jobs if i not in values]
         return [values[i] for i in range(len(jobs))]
 
     async def _check_leases(
@@ -213,12 +213,12 @@ class SamplerPool:
                 self._mark_down(replica, str(error))
                 return False
             if state_after != state_before:
-                restarted = "was restarted" if state_after.boot != state_before.boot else "was given other weights"
-                self._mark_down(replica, f"{replica.url} {restarted} while it sampled")
+                cause = "was restarted" if state_after.boot != state_before.boot else "was given other weights"
+                self._mark_down(replica, f"{replica.url} {cause} while it sampled")
             return state_after == state_before
 
-        ordered = list(leases)
-        return dict(zip(ordered, await asyncio.gather(*(is_unchanged(*lease) for lease in ordered)), strict=True))
+        replicas = list(leases)
+        return dict(zip(replicas, await asyncio.gather(*(is_unchanged(*lease) for lease in replicas)), strict=True))
 
     async def _complete_one(
         self, job: Job, i: int, read: Callable[[int, Reply, int], Value]
@@ -232,7 +232,7 @@ class SamplerPool:
                 replica.begin(job.tokens)
                 try:
                     await self._ensure_probed(replica)
-                    if job.processed and not replica.processed:
+                    if job.needs_processed and not replica.has_processed_logprobs:
                         raise ModelError(
                             f"{replica.url} gives log-probs from before temperature, top_k and top_p: start it with "
                             "--logprobs-mode processed_logprobs (vLLM), or sample at temperature 1 without top_k and "
@@ -273,8 +273,10 @@ class SamplerPool:
     async def _acquire(self, job: Job) -> Replica:
         """Wait for a server with room: the episode's own, else the one with the fewest tokens in flight."""
         while True:
-            ready = self._ready_replicas()
-            if len(ready) >= self.min_replicas and (free := [r for r in ready if r.requests < self.at_once]):
+            ready_replicas = self._ready_replicas()
+            if len(ready_replicas) >= self.min_replicas and (
+                free := [r for r in ready_replicas if r.requests < self.at_once]
+            ):
                 # An episode stays with the server that has its earlier turns in the prefix cache, unless that one is
                 # far busier than the others.
                 least_loaded = min(free, key=lambda r: (r.tokens, r.requests, r.number))
@@ -288,7 +290,7 @@ class SamplerPool:
                 if job.home is not None:
                     self._homes[job.home] = least_loaded
                 return least_loaded
-            await self._wait_for_change(len(ready) < self.min_replicas)
+            await self._wait_for_change(len(ready_replicas) < self.min_replicas)
 
     def _ready_replicas(self) -> list[Replica]:
         weights = self._state.weights
@@ -305,19 +307,19 @@ class SamplerPool:
         if short and state.short_since is not None:
             patience_left = self.patience - (asyncio.get_running_loop().time() - state.short_since)
             if patience_left <= 0:
-                ready = self._ready_replicas()
-                raise SamplersLost(self._shortage_message([r for r in self.replicas if r not in ready]))
+                ready_replicas = self._ready_replicas()
+                raise SamplersLost(self._shortage_message([r for r in self.replicas if r not in ready_replicas]))
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(state.change.wait(), patience_left)
 
     def _track_shortage(self) -> None:
         """Start or end the clock of a shortage; the time of a publication is none."""
-        state, now = self._state, asyncio.get_running_loop().time()
+        state, time = self._state, asyncio.get_running_loop().time()
         short = len(self._ready_replicas()) < self.min_replicas and not state.publishing
         if short and state.short_since is None:
-            state.short_since = now
+            state.short_since = time
         elif not short and state.short_since is not None:
-            state.short_seconds, state.short_since = state.short_seconds + now - state.short_since, None
+            state.short_seconds, state.short_since = state.short_seconds + time - state.short_since, None
 
     def _notify_waiters(self) -> None:
         """Wake the requests that wait for a server."""
@@ -326,7 +328,7 @@ class SamplerPool:
         self._state.change = asyncio.Event()
 
     @property
-    def waited(self) -> float:
+    def seconds_waited(self) -> float:
         """Total seconds with too few ready servers."""
         state = self._state
         return state.short_seconds + (
@@ -334,9 +336,9 @@ class SamplerPool:
         )
 
     # ------------------------------------------------------------ health
-    def _mark_down(self, replica: Replica, why: str) -> None:
+    def _mark_down(self, replica: Replica, reason: str) -> None:
         """Send the server no more requests until it is healthy again."""
-        replica.problem = why
+        replica.problem = reason
         if replica.up:
             replica.up, replica.worker_state, replica.probe = False, None, None
             self.failures += 1
@@ -380,13 +382,13 @@ class SamplerPool:
             self._state.weights, self._state.publishing = weights, True
             try:
                 up = [r for r in self.replicas if r.up]
-                lost = [
+                failed_replicas = [
                     r for r in await asyncio.gather(*(self._try_load_weights(r, weights) for r in up)) if r is not None
                 ]
-                if lost and len(up) - len(lost) < self.min_replicas:
+                if failed_replicas and len(up) - len(failed_replicas) < self.min_replicas:
                     raise SamplersLost(
-                        f"version {weights.version} of the weights was not loaded by {len(lost)} of "
-                        f"{len(self.replicas)} servers: {lost[0].problem}. {EXTENSION}"
+                        f"version {weights.version} of the weights was not loaded by {len(failed_replicas)} of "
+                        f"{len(self.replicas)} servers: {failed_replicas[0].problem}. {EXTENSION}"
                     )
             finally:
                 self._state.publishing = False

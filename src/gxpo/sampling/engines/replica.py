@@ -24,7 +24,7 @@ class Replica:
     up            it gets requests; if False, the task `recheck` checks it with growing pauses
     worker_state  published weights that it acknowledged; None: none, or an update is under way
     probe         result of probing how it answers, since it came up
-    processed     True if its log-probs are those after temperature and top-k
+    has_processed_logprobs  True if its log-probs are those after temperature and top-k
     positions     longest context that it accepts; None: unknown
     requests, tokens   in flight
     problem       its last failure, in words
@@ -36,7 +36,7 @@ class Replica:
     up: bool = False
     worker_state: WorkerState | None = None
     probe: asyncio.Future[None] | None = None
-    processed: bool = True
+    has_processed_logprobs: bool = True
     positions: int | None = None
     requests: int = 0
     tokens: int = 0
@@ -110,5 +110,5 @@ def common_model(name: str | None, models_by_replica: dict[Replica, dict[str, An
         return name, ""
     first, models = next(iter(models_by_replica.items()))
     description = f"no model {name!r}" if name is not None else "several models" if len(models) > 1 else "another model"
-    listed = plain(", ".join(names if name is None else models)) or "none"
-    return None, f"{first.url} has {description} ({listed}): name one in sampling.engine_options={{model: NAME}}"
+    names_text = plain(", ".join(names if name is None else models)) or "none"
+    return None, f"{first.url} has {description} ({names_text}): name one in sampling.engine_options={{model: NAME}}"

@@ -33,10 +33,10 @@ def soft_step(logits: Tensor, uniform: Tensor, sampling: SoftSampling) -> _SoftS
 
     logits [m, V]; uniform [m, K] float64, K = `soft_top_k`. At temperature 0: p at temperature 1, and no noise.
     """
-    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / (sampling.temperature or 1.0)
-    support = support_of(scaled, sampling.soft_top_k, sampling.soft_top_p)
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / (sampling.temperature or 1.0)
+    support = support_of(scores, sampling.soft_top_k, sampling.soft_top_p)
     support = torch.nn.functional.pad(support, (0, uniform.shape[1] - support.shape[1]), value=-1)
-    support_logits = scaled.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
+    support_logits = scores.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
     logprob = support_logits.double().log_softmax(1)
     y = logprob + (gumbel(uniform) if sampling.temperature else 0.0)
     # Faint ids are mixed in but not counted in the density; the likeliest always is, or a row might count none.
@@ -76,10 +76,10 @@ def soft_decode(
         draws = draw(state.logits, uniform[samples, step, 0], sampling)
         row_thinks = thinking[samples]
         token = torch.where(row_thinks, soft.token.cpu(), draws.token.cpu())
-        running = ~actions.stopped[samples]
+        is_running = ~actions.is_stopped[samples]
         actions.tokens[samples, step] = token
         actions.logprobs[samples, step] = torch.where(row_thinks, soft.density.cpu(), draws.logprob.cpu())
-        actions.length[samples[running]] = step + 1
+        actions.length[samples[is_running]] = step + 1
         noise[0, samples[row_thinks], step] = soft.y.cpu()[row_thinks]
         noise[1, samples[row_thinks], step] = soft.weight.cpu()[row_thinks]
         supports.append((samples[row_thinks], soft.support.cpu()[row_thinks]))
@@ -87,15 +87,15 @@ def soft_decode(
             supports.append((samples[~row_thinks], draws.support.cpu()[~row_thinks]))
         supports.append((torch.tensor([step]), torch.empty(0)))  # marks the end of the step for `_by_step`
         history = actions.tokens[samples, : step + 1]
-        actions.stopped[samples] |= stopping.done(token, history)
-        thinking[samples] &= ~thinking_end.done(token, history)
-        running = ~actions.stopped[samples]
-        if step + 1 == longest or not bool(running.any()):
+        actions.is_stopped[samples] |= stopping.is_done(token, history)
+        thinking[samples] &= ~thinking_end.is_done(token, history)
+        is_running = ~actions.is_stopped[samples]
+        if step + 1 == longest or not bool(is_running.any()):
             break
         # Finished rows go in bulk: selecting rows copies the caches, which would cost more than it saves every token.
         ids, weight = soft.support, soft.weight
-        if int(running.sum()) <= KEEP_UNTIL * samples.numel():
-            running_rows = running.nonzero().squeeze(1)
+        if int(is_running.sum()) <= KEEP_UNTIL * samples.numel():
+            running_rows = is_running.nonzero().squeeze(1)
             device_rows = running_rows.to(uniform.device)
             samples, token, row_thinks, state = (
                 samples[running_rows],

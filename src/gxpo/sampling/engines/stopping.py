@@ -50,16 +50,16 @@ class Stopping:
         """True if nothing ends a sample but its length."""
         return not self.strings and not self.ids.numel()
 
-    def done(self, token: Tensor, history: Tensor) -> Tensor:
+    def is_done(self, token: Tensor, history: Tensor) -> Tensor:
         """Finished rows [n] bool. token [n]: the newest; history [n, k]: the action so far, `token` included."""
         if self.may_complete is None and self.ids.numel() == 1:
             return token == self.ids
-        finished = (token[:, None] == self.ids).any(1)
+        is_done = (token[:, None] == self.ids).any(1)
         if self.may_complete is not None:
-            for row in (self.may_complete[token] & ~finished).nonzero().squeeze(1).tolist():
+            for row in (self.may_complete[token] & ~is_done).nonzero().squeeze(1).tolist():
                 text = self._text(history[row].tolist())
-                finished[row] = any(s in text for s in self.strings)
-        return finished
+                is_done[row] = any(s in text for s in self.strings)
+        return is_done
 
     def _text(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

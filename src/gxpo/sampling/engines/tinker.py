@@ -37,7 +37,7 @@ class TinkerSampler:
 
     def __init__(
         self,
-        trained: Published,
+        train_engine: Published,
         *,
         tokenizer: Any = None,
         vocabulary: int | None = None,
@@ -45,7 +45,7 @@ class TinkerSampler:
         policy: str = "main",
         timeout: float = 600.0,
     ) -> None:
-        self._trained, self._types = trained, need("tinker", "tinker").types
+        self._train_engine, self._types = train_engine, need("tinker", "tinker").types
         end = getattr(tokenizer, "eos_token_id", None)
         self.stop_ids = () if end is None else (end,)
         self.policy, self.positions, self._vocabulary, self._timeout = policy, positions, vocabulary, timeout
@@ -62,9 +62,9 @@ class TinkerSampler:
                 "a Tinker server does not say which tokens top_k and top_p left: set sampling.top_k=0, sampling.top_p=1"
             )
         # All requests are sent before the first result is awaited, so that the server can batch them.
-        self._trained.publish(self.policy_version, self._timeout)
-        client, ends = self._trained.sampler, sorted({*self.stop_ids, *sampling.stop_ids})
-        server, t = self._trained.address, self._types
+        self._train_engine.publish(self.policy_version, self._timeout)
+        client, ends = self._train_engine.sampler, sorted({*self.stop_ids, *sampling.stop_ids})
+        server, t = self._train_engine.address, self._types
         try:
             futures = [
                 [
@@ -82,30 +82,30 @@ class TinkerSampler:
                 ]
                 for r in requests
             ]
-            sampled = [[future.result(self._timeout).sequences[0] for future in row] for row in futures]
+            sequences = [[future.result(self._timeout).sequences[0] for future in row] for row in futures]
         except TimeoutError as error:
             raise ModelError(f"{server} did not answer a request for a sample within {self._timeout:g} s") from error
         except Exception as error:  # the SDK's, its HTTP library's and pydantic's
             message = " ".join(str(error).split())[:300] or type(error).__name__
             raise ModelError(f"{server} could not sample: {message}") from error
         self.prefilled_tokens += sum(len(r.prompt) * len(r.streams) for r in requests)
-        return [[self._completion(s, sampling, ends) for s in row] for row in sampled]
+        return [[self._completion(s, sampling, ends) for s in row] for row in sequences]
 
     def _completion(self, sequence: Any, sampling: Sampling, ends: Sequence[int]) -> Completion:
         """Validate a sampled sequence; `ModelError` if it does not match the request."""
-        tokens, logprobs, server = list(sequence.tokens), sequence.logprobs, self._trained.address
+        tokens, logprobs, server = list(sequence.tokens), sequence.logprobs, self._train_engine.address
         if not 1 <= len(tokens) <= sampling.max_new_tokens or logprobs is None or len(logprobs) != len(tokens):
             raise ModelError(f"{server} gave {len(tokens)} tokens without a log-prob for each, or none, or too many")
         if self._vocabulary is not None and max(tokens) >= self._vocabulary:
             raise ModelError(f"{server} gave token {max(tokens)}, and the policy knows {self._vocabulary}")
-        stopped = sequence.stop_reason == "stop"
-        if stopped and tokens[-1] not in ends:
+        is_stopped = sequence.stop_reason == "stop"
+        if is_stopped and tokens[-1] not in ends:
             raise ModelError(f"{server} stopped after token {tokens[-1]}, which ends no action, or left out the one")
         return Completion(
             tokens=tokens,
             logprobs=[0.0] * len(tokens) if sampling.temperature == 0 else [float(x) for x in logprobs],
-            finish="stop" if stopped else "length",
-            policy_version=self._trained.version,
+            finish="stop" if is_stopped else "length",
+            policy_version=self._train_engine.version,
         )
 
     def release(self, names: Sequence[str] | None = None) -> None:

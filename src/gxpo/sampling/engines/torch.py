@@ -66,8 +66,8 @@ class TorchEngine:
     Counted since the engine was made:
     prefilled_tokens  prompt tokens that went through the model, without padding
     reused_tokens     prompt tokens taken from caches instead
-    dropped           caches evicted because `keep_tokens` was full
-    mismatched        caches whose name came back with a prompt that does not begin with them, or under another policy
+    n_dropped         caches evicted because `keep_tokens` was full
+    n_mismatched      caches whose name came back with a prompt that does not begin with them, or under another policy
     unkept            named samples of a model whose cache can't be kept (sliding windows, growing rotary embeddings)
     """
 
@@ -105,7 +105,7 @@ class TorchEngine:
         self._stepper: Stepper | None = None
         self._parameter_version = parameter_version(self.model)  # the one that the prefix caches were computed with
         self._policy_version = 0
-        self.interrupted: Callable[[], bool] | None = None
+        self.should_interrupt: Callable[[], bool] | None = None
         self.likeliest = 0
         self.stop_ids = tuple(stop_ids) if stop_ids is not None else self.network.end_ids(tokenizer)
         self._stopping: dict[tuple[Any, ...], Stopping] = {}
@@ -128,12 +128,12 @@ class TorchEngine:
         return self._prefixes.tokens
 
     @property
-    def dropped(self) -> int:
-        return self._prefixes.dropped
+    def n_dropped(self) -> int:
+        return self._prefixes.n_dropped
 
     @property
-    def mismatched(self) -> int:
-        return self._prefixes.mismatched
+    def n_mismatched(self) -> int:
+        return self._prefixes.n_mismatched
 
     def release(self, names: Sequence[str] | None = None) -> None:
         """Drop the caches under these names (None: all); unknown names are ignored."""
@@ -145,8 +145,8 @@ class TorchEngine:
         self.release()
         decoder = self.network.decoder
         kernels: Kernels = "transformers" if decoder is None else "auto"
-        used = {} if decoder is None else {"products": decoder.products, "choices": decoder.choices}
-        self.network = Network(model, self.device, kernels=kernels, **used)
+        options = {} if decoder is None else {"products": decoder.products, "choices": decoder.choices}
+        self.network = Network(model, self.device, kernels=kernels, **options)
         self.model, self._acting, self._parameter_version = model, acting, parameter_version(model)
 
     # ------------------------------------------------------------ choices between kernels
@@ -281,7 +281,7 @@ class TorchEngine:
             return self._decode_soft_batch(rows, state, sampling, stopping)
         streams = uniforms([row.key for row in rows], sampling.max_new_tokens)
         row_draws = self._row_draws(rows, state, sampling)
-        actions = decode(state, streams, sampling, stopping, leave, self.interrupted, self.likeliest, row_draws)
+        actions = decode(state, streams, sampling, stopping, leave, self.should_interrupt, self.likeliest, row_draws)
         completions = actions.completions(self.policy_version)
         return completions if row_draws is None else [row_draws.with_changes(i, c) for i, c in enumerate(completions)]
 

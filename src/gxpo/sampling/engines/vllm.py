@@ -91,8 +91,10 @@ class VllmEngine:
         self.policy_version = 0
         self.prefilled_tokens = self.reused_tokens = self.misread = 0
         self._has_read_pictures = False  # True once vLLM has read a prompt with pictures as the learner does
-        self._shared, self._stamp = SharedWeights(), 0
-        self._sent: tuple[int, int] | None = None  # policy version and parameter version of the process's weights
+        self._shared_weights, self._stamp = SharedWeights(), 0
+        self._sent_versions: tuple[int, int] | None = (
+            None  # policy version and parameter version of the process's weights
+        )
         self._python, self._program, self._notify = interpreter(python), program, notify
         self._batch_rows, self._user_arguments, self._start_timeout = batch_rows, dict(arguments or {}), starting
         notify(f"starting vLLM in {self._python}")
@@ -119,9 +121,9 @@ class VllmEngine:
             self._describe(Path(folder))
             arguments = self._arguments(folder, self._batch_rows, self._user_arguments)
             self.positions: int = arguments["max_model_len"]
-            self._shared.unlink()
+            self._shared_weights.unlink()
             # A process that ended may still have the old file mapped, so the new one gets a file of its own.
-            self._shared, self._sent = SharedWeights(), None
+            self._shared_weights, self._sent_versions = SharedWeights(), None
             self.process = VllmProcess(self._python, program=self._program)
             try:
                 start = {"do": "start", "arguments": arguments, "max_logprobs": MOST_LOGPROBS}
@@ -227,20 +229,20 @@ class VllmEngine:
         """Send from now on the weights of this copy of the model, which is not being trained."""
         self.model = model
         self._network = Network(model, next(model.parameters()).device, kernels="transformers")
-        self._sent = None
+        self._sent_versions = None
 
     def _send(self) -> None:
         """Send the current weights to the process unless it has them; `ModelError` if a checksum differs afterwards."""
         state = (self.policy_version, parameter_version(self._network.model))
-        if state == self._sent:
+        if state == self._sent_versions:
             return
         # Forgotten first: after a failure the process may hold anything, and the next call sends again.
-        self._sent, self._stamp = None, self._stamp + 1
-        header, sums = self._shared.write(self.model)
+        self._sent_versions, self._stamp = None, self._stamp + 1
+        header, sums = self._shared_weights.write(self.model)
         try:
             reply, _ = self.process.ask({"do": "load", "stamp": self._stamp, **header})
         finally:
-            self._shared.unlink()
+            self._shared_weights.unlink()
         self._check_stamp(reply)
         worker_sums = reply["held"]
         mismatches = [name for name, x in zip(sums, reply["read"], strict=True) if x != sums[name]]
@@ -249,7 +251,7 @@ class VllmEngine:
             raise ModelError(
                 f"vLLM holds other weights than the learner after an update: the checksum of {mismatches[0]} differs"
             )
-        self._sent = state
+        self._sent_versions = state
 
     def _check_stamp(self, reply: Mapping[str, Any]) -> None:
         """Raise ModelError if a reply comes from other weights than those sent last."""
@@ -303,7 +305,7 @@ class VllmEngine:
         vision, arrays = self._vision, _streams(requests)
         if vision is None:
             return {}, {**_prompts(requests), **arrays}
-        header: dict[str, Any] = {"banned": list(vision.banned)}
+        header: dict[str, Any] = {"banned": list(vision.banned_ids)}
         if all(max(r.prompt) < media.FIRST for r in requests):
             return header, {**_prompts(requests), **arrays}
         picture_header, prompt_arrays = vllm_pictures.message([r.prompt for r in requests], vision)
@@ -318,11 +320,11 @@ class VllmEngine:
         """
         if self._vision is None:
             return set()
-        pictured = {i for i, r in enumerate(requests) if r.streams and max(r.prompt) >= media.FIRST}
+        picture_requests = {i for i, r in enumerate(requests) if r.streams and max(r.prompt) >= media.FIRST}
         misread_at = {i: position for i, position in reply.get("misread", ()) if requests[i].streams}
         # One right reading shows that the processors agree in general, so a later misreading costs that rollout alone;
         # before it, the processors may differ on every picture.
-        self._has_read_pictures |= bool(pictured - misread_at.keys())
+        self._has_read_pictures |= bool(picture_requests - misread_at.keys())
         if misread_at:
             first = next(iter(misread_at))
             explanation = (
@@ -335,7 +337,7 @@ class VllmEngine:
             if not self.misread:
                 self._notify(f"{explanation}; such rollouts are unscored, and counted in sampler_misread")
             self.misread += sum(len(requests[i].streams) for i in misread_at)
-        if set(self._vision.banned) & set(reply_arrays["tokens"]):
+        if set(self._vision.banned_ids) & set(reply_arrays["tokens"]):
             raise ModelError(
                 "vLLM sampled a picture's placeholder, which has no probability: set sampling.engine=torch"
             )
@@ -401,7 +403,7 @@ class VllmEngine:
         """End vLLM's process."""
         if hasattr(self, "process"):
             self.process.close()
-        self._shared.unlink()
+        self._shared_weights.unlink()
 
 
 def _check_reply(reply: Mapping[str, Any], reply_arrays: Mapping[str, Any], n: int, sampling: Sampling) -> None:

@@ -31,7 +31,7 @@ def custom_processor(vision: Vision) -> str | None:
     return None if hasattr(vision.processor, "save_pretrained") else type(vision.processor).__name__
 
 
-def unexpanded(prompt: Sequence[int], vision: Vision) -> tuple[list[int], tuple[str, ...]]:
+def collapse(prompt: Sequence[int], vision: Vision) -> tuple[list[int], tuple[str, ...]]:
     """Collapse each picture's rows, and the ids that its processor writes around them, to one placeholder.
 
     Returns the prompt and the references of its pictures in order. `ModelError` if those ids are missing around a
@@ -59,7 +59,7 @@ def unexpanded(prompt: Sequence[int], vision: Vision) -> tuple[list[int], tuple[
     return ids, tuple(refs)
 
 
-def expanded(prompt: Sequence[int], vision: Vision) -> list[int]:
+def expand(prompt: Sequence[int], vision: Vision) -> list[int]:
     """Prompt with the placeholder for every row of a picture, as vLLM must have read it."""
     return [vision.placeholder if media.is_row(token) else token for token in prompt]
 
@@ -71,23 +71,23 @@ def message(prompts: Sequence[Sequence[int]], vision: Vision) -> tuple[dict[str,
     shown     [prompt, numbers of its pictures in order] of each prompt with pictures
     tokens, lengths  the collapsed prompts;   expanded, expanded_lengths  the ids that vLLM must read for `shown`
     """
-    plain = [unexpanded(prompt, vision) for prompt in prompts]
+    plain = [collapse(prompt, vision) for prompt in prompts]
     number = {ref: i for i, ref in enumerate(dict.fromkeys(ref for _, refs in plain for ref in refs))}
     pixels = [media.PICTURES.pixels(ref) for ref in number]
-    pictured = [(i, refs) for i, (_, refs) in enumerate(plain) if refs]
-    expanded_prompts = [expanded(prompts[i], vision) for i, _ in pictured]
+    refs_by_request = [(i, refs) for i, (_, refs) in enumerate(plain) if refs]
+    expanded_prompts = [expand(prompts[i], vision) for i, _ in refs_by_request]
     header = {
         "pictures": [[ref, *x.shape[:2]] for ref, x in zip(number, pixels, strict=True)],
-        "shown": [[i, [number[ref] for ref in refs]] for i, refs in pictured],
+        "shown": [[i, [number[ref] for ref in refs]] for i, refs in refs_by_request],
     }
     return header, {
-        **_joined("", [ids for ids, _ in plain]),
-        **_joined("expanded_", expanded_prompts),
+        **_join("", [ids for ids, _ in plain]),
+        **_join("expanded_", expanded_prompts),
         "pixels": np.concatenate([x.reshape(-1) for x in pixels]),
     }
 
 
-def _joined(prefix: str, rows: Sequence[Sequence[int]]) -> Arrays:
+def _join(prefix: str, rows: Sequence[Sequence[int]]) -> Arrays:
     """Concatenate rows of ids; return them with their lengths."""
     name = prefix.removesuffix("_") or "tokens"
     return {
@@ -101,7 +101,7 @@ def probe(vision: Vision, ids: Sequence[int]) -> list[int]:
     noise = np.random.default_rng(0).integers(0, 256, (*PROBE, 3))
     ramp = np.linspace(0, 255, PROBE[1])[None, :, None]
     ref = media.PICTURES.put(((noise + 3 * ramp) / 4).astype(np.uint8))
-    text = [i for i in ids if i not in vision.banned]
+    text = [i for i in ids if i not in vision.banned_ids]
     return [*text[: len(text) // 2], *vision.ids(ref), *text[len(text) // 2 :]]
 
 

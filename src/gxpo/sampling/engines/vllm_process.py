@@ -134,9 +134,9 @@ class VllmProcess:
 
 def environment() -> dict[str, str]:
     """Environment of the vLLM process: defaults, then this process's own without those of a multi-process launcher."""
-    inherited = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
+    variables = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    return {**DEFAULT_ENVIRONMENT, **threads, **inherited, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    return {**DEFAULT_ENVIRONMENT, **threads, **variables, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 def _end(connection: Connection, process: subprocess.Popen[bytes], log: IO[bytes], owner: int) -> None:
@@ -148,9 +148,9 @@ def _end(connection: Connection, process: subprocess.Popen[bytes], log: IO[bytes
     log.close()
 
 
-def interpreter(configured: str | None) -> str:
+def interpreter(path: str | None) -> str:
     """Path of the interpreter for vLLM: the configured one, or this one."""
-    return sys.executable if configured is None else os.path.expanduser(configured)
+    return sys.executable if path is None else os.path.expanduser(path)
 
 
 def can_import(python: str, module: str = "vllm", seconds: float = 60.0) -> bool:

@@ -60,15 +60,17 @@ def with_checkpoint_names(causal: Any, weights: dict[str, Tensor]) -> dict[str, 
     Llava's vision tower gets its older names even if transformers 5 wrote the checkpoint.
     """
     converting: Any = importlib.import_module("transformers.core_model_loading")
-    converted: dict[str, Tensor] = converting.revert_weight_conversion(causal, dict(weights))
+    checkpoint_weights: dict[str, Tensor] = converting.revert_weight_conversion(causal, dict(weights))
     # A conversion that splits or merges tensors makes new ones: vLLM would then be sent tensors that the model lacks.
     model_tensor_ids = {id(x) for x in weights.values()}
-    if len(converted) != len(weights) or not {id(x) for x in converted.values()} <= model_tensor_ids:
+    if len(checkpoint_weights) != len(weights) or not {id(x) for x in checkpoint_weights.values()} <= model_tensor_ids:
         raise ModelError(
             f"{type(causal).__name__}: its checkpoint holds other tensors than the model, and vLLM would be given the "
             "model's: set sampling.engine=torch"
         )
-    return {(WITHIN + name.removeprefix(TOWER) if _is_bare(name) else name): x for name, x in converted.items()}
+    return {
+        (WITHIN + name.removeprefix(TOWER) if _is_bare(name) else name): x for name, x in checkpoint_weights.items()
+    }
 
 
 def _is_bare(name: str) -> bool:
@@ -163,7 +165,7 @@ class WorkerState(BaseModel):
     stamp: str | None = None
 
 
-class Loaded(WorkerState):
+class LoadReport(WorkerState):
     """Worker state after loading: tensors whose checksums were `wrong`, checksums of parameters `held` afterwards."""
 
     wrong: list[str] = []
@@ -271,7 +273,7 @@ async def server_state(root: Line) -> WorkerState:
 async def load_publication(root: Line, weights: Publication, timeout: float) -> WorkerState:
     """Load a publication into every worker of an idle server; `Unanswered` unless all acknowledge every checksum."""
     body = {"method": "gxpo_load", "args": [weights.message], "timeout": timeout}
-    workers = (await root.once("POST", "/collective_rpc", body, Results[Loaded], ANSWER, timeout)).results
+    workers = (await root.once("POST", "/collective_rpc", body, Results[LoadReport], ANSWER, timeout)).results
     for worker in workers:
         wrong = worker.wrong or [name for name, x in worker.held.items() if x != weights.sums.get(name)]
         if wrong or worker.stamp != weights.stamp:

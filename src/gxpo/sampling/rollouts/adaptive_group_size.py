@@ -25,7 +25,7 @@ from gxpo.sampling.rollouts.episodes import Play
 
 # ---------------------------------------------------------------- budget with fallback
 # Rollout budget of Knapsack RL as released: first what mixed groups need, the rest to tasks that were never solved.
-def needed(rate: float, most: int, confidence: float = 0.9) -> int:
+def attempts_needed(rate: float, most: int, confidence: float = 0.9) -> int:
     """Return how many attempts bring a success and a failure with about this probability, at most `most`.
 
     It is ln(1 - confidence) / ln max(p, 1 - p), rounded down.
@@ -77,15 +77,15 @@ def allot_with_fallback(
     if spare <= 0:
         return sizes
     # without a task between 0 and 1 nothing has a value to weigh: the rest explores
-    unsolved = [i for i in range(n) if not is_known[i] or rates[i] == 0]
+    unsolved_tasks = [i for i in range(n) if not is_known[i] or rates[i] == 0]
     if not between:
-        if not unsolved:
+        if not unsolved_tasks:
             return [usual] * n
-        share_out(spare, unsolved, sizes)
+        share_out(spare, unsolved_tasks, sizes)
         return sizes
     # more than the mixed groups need would teach nothing further there, so the surplus explores
-    need = sum(needed(rates[i], most) for i in between)
-    fallback_tasks = unsolved or [i for i in range(n) if i not in between]
+    need = sum(attempts_needed(rates[i], most) for i in between)
+    fallback_tasks = unsolved_tasks or [i for i in range(n) if i not in between]
     if need < spare and fallback_tasks:
         share_out(spare - need, fallback_tasks, sizes)
         spare = need
@@ -234,7 +234,7 @@ class AdaptiveGroupSize(Rollout):
             return [math.nan if x else p for x, p in zip(is_unsure, self.memory.predict(tasks), strict=True)]
         if isinstance(self.prior, str):
             return self.memory.predict(tasks, 2.0, mean=0.5)
-        return self.memory.predict(tasks, self.prior, unseen=0.5)
+        return self.memory.predict(tasks, self.prior, initial=0.5)
 
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
         rates = self.predict([draw.task.id for draw in draws])

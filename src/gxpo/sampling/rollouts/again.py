@@ -22,9 +22,9 @@ from gxpo.sampling.rollouts.replay_buffer import (
     ReplayBuffer,
     as_replay,
     choose,
+    drop_rows,
     last_failed,
     side_by_side,
-    without,
 )
 from gxpo.sampling.rollouts.ways import Ask, Stored
 from gxpo.sampling.rollouts.wording import Solution
@@ -88,9 +88,9 @@ class Retried(Formula, Rollout):
     def _draws_to_retry(self, newest: Round, play: Play) -> list[Draw]:
         """Return the draws whose groups are to be attempted again."""
         if self.when == "always":
-            return play.drawn
-        wrong = newest.all_wrong(show(self)) if self.when == "all_wrong" else unsolved(newest.scored, show(self))
-        return [draw for draw in play.drawn if draw.group in wrong]
+            return play.step_draws
+        wrong = newest.all_wrong(show(self)) if self.when == "all_wrong" else unsolved_groups(newest.scored, show(self))
+        return [draw for draw in play.step_draws if draw.group in wrong]
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
         """Select the step's rollouts from all rounds, and charge the others as discarded."""
@@ -99,7 +99,7 @@ class Retried(Formula, Rollout):
         return forest
 
 
-def unsolved(forest: Forest, rollout: str) -> list[str]:
+def unsolved_groups(forest: Forest, rollout: str) -> list[str]:
     """Return the names of the groups without a known success, in order; ConfigError if the reward gives no verdicts."""
     forest.need_verdicts(f"rollout {rollout}")
     solved_groups = {
@@ -174,13 +174,13 @@ class Again(Remembers, Retried):
         task_of = dict(zip(forest.group, forest.task, strict=True))
         # a success takes the place of a known failure, never of an unscored attempt: the group keeps its size
         replaced_rows, records = [], []
-        for group in unsolved(forest, show(self)):
-            stored, failed_row = self.buffer.of(task_of[group]), last_failed(forest, group)
-            if stored and failed_row is not None:
+        for group in unsolved_groups(forest, show(self)):
+            successes, failed_row = self.buffer.of(task_of[group]), last_failed(forest, group)
+            if successes and failed_row is not None:
                 replaced_rows.append(failed_row)
-                (i,) = choose([r["reward"] for r in stored], 1, self.choice, (session.seed, session.step, group))
-                records.append(as_replay(stored[i], group=group, id=f"{group}/replay", weight=self.coef))
+                (i,) = choose([r["reward"] for r in successes], 1, self.choice, (session.seed, session.step, group))
+                records.append(as_replay(successes[i], group=group, id=f"{group}/replay", weight=self.coef))
         if not records:
             return forest
         session.budget.discarded += len(replaced_rows)
-        return side_by_side(Forest.concat([without(forest, replaced_rows), Forest.from_records(records)]))
+        return side_by_side(Forest.concat([drop_rows(forest, replaced_rows), Forest.from_records(records)]))

@@ -145,30 +145,30 @@ class _Play:
 
     def __init__(self, part: AgentEpisodes, session: Session, queue: CallQueue, base_url: str) -> None:
         self.part, self.session, self.queue, self.base_url = part, session, queue, base_url
-        self.running: list[_Episode] = []
+        self.open_episodes: list[_Episode] = []
 
     def forest(self, tasks: Sequence[Task]) -> Forest:
         """Play all episodes to their ends, and return their scored forest."""
         episodes = self._episodes(tasks)
         # Each cohort has its own episodes and its own places: which one begins where another ends is not left to time.
         cohorts = range(self.part.cohorts)
-        waiting = [[e for e in episodes[::-1] if e.attempt.cohort == cohort] for cohort in cohorts]
+        queue_by_cohort = [[e for e in episodes[::-1] if e.attempt.cohort == cohort] for cohort in cohorts]
         places = [len(range(cohort, self.part.concurrency, self.part.cohorts)) for cohort in cohorts]
-        while any(waiting) or self.running:
+        while any(queue_by_cohort) or self.open_episodes:
             for cohort in cohorts:
-                n_running = sum(e.attempt.cohort == cohort for e in self.running)
-                for _ in range(min(places[cohort] - n_running, len(waiting[cohort]))):
-                    self._begin(waiting[cohort].pop())
+                n_running = sum(e.attempt.cohort == cohort for e in self.open_episodes)
+                for _ in range(min(places[cohort] - n_running, len(queue_by_cohort[cohort]))):
+                    self._begin(queue_by_cohort[cohort].pop())
             # answer the calls that are there together, but wake up when the next episode is overdue
             calls = self.queue.take(self._next_deadline())
             respond(self.queue, calls, self.session, action)
             finished_ids = {id(attempt) for attempt in self.queue.collect()}
-            for episode in [e for e in self.running if id(e.attempt) in finished_ids]:
+            for episode in [e for e in self.open_episodes if id(e.attempt) in finished_ids]:
                 self._finish(episode)
             self._stop_overdue()
-        if self.queue.unawaited:
+        if self.queue.n_unawaited:
             warnings.warn(
-                f"episodes kept others waiting for rollout.patience={self.part.patience:g} s: {self.queue.unawaited} "
+                f"episodes kept others waiting for rollout.patience={self.part.patience:g} s: {self.queue.n_unawaited} "
                 "batches went without them, and another run of this seed may differ in the last bits",
                 stacklevel=2,
             )
@@ -176,7 +176,7 @@ class _Play:
 
     def stop(self) -> None:
         """Stop all episodes that are under way."""
-        for episode in self.running:
+        for episode in self.open_episodes:
             episode.playing.stop()
         self.queue.close()
 
@@ -196,33 +196,33 @@ class _Play:
     def _begin(self, episode: _Episode) -> None:
         attempt = episode.attempt
         self.queue.open(attempt)
-        self.running.append(episode)
+        self.open_episodes.append(episode)
         line = agents.Line(self.base_url, attempt.key, attempt.stream.attempt, self.part.held_out)
         episode.playing = agents.start(self.part.agent, episode.task, line, lambda: self.queue.end(attempt))
 
     def _next_deadline(self) -> float | None:
         """Return the time at which the first working episode exceeds its timeout; None if all wait for replies."""
-        now = self.queue.clock()
-        working = [e.attempt for e in self.running if e.attempt.since is not None]
-        return min((now + self.part.timeout - a.own_seconds(now) for a in working), default=None)
+        time = self.queue.clock()
+        working = [e.attempt for e in self.open_episodes if e.attempt.since is not None]
+        return min((time + self.part.timeout - a.own_seconds(time) for a in working), default=None)
 
     def _stop_overdue(self) -> None:
-        now = self.queue.clock()
-        for episode in [e for e in self.running if e.attempt.own_seconds(now) >= self.part.timeout]:
+        time = self.queue.clock()
+        for episode in [e for e in self.open_episodes if e.attempt.own_seconds(time) >= self.part.timeout]:
             episode.playing.fail("timeout", f"it took longer than rollout.timeout={self.part.timeout:g} s")
             episode.playing.stop()
             self.queue.end(episode.attempt)
 
     def _finish(self, episode: _Episode) -> None:
         """Close an episode: settle how it ended, its outcome, and its caches in the engine."""
-        self.running.remove(episode)
+        self.open_episodes.remove(episode)
         attempt, playing = episode.attempt, episode.playing
         # an agent that returned nothing may have posted its outcome, or printed one that can't be read
         if playing.kind is None and playing.outcome == agents.Outcome():
             if attempt.post_error is not None:
                 playing.fail("nonsense", f"posted to /v1/reward: {attempt.post_error}")
-            elif attempt.posted is not None:
-                playing.outcome = outcome_of(attempt.posted)
+            elif attempt.outcome_body is not None:
+                playing.outcome = outcome_of(attempt.outcome_body)
             elif playing.output_error:
                 playing.fail("nonsense", playing.output_error)
         if playing.kind is None and not attempt.history.threads:
@@ -236,7 +236,7 @@ class _Play:
     # ------------------------------------------------------------ writing
     def _scored_forest(self, episodes: Sequence[_Episode]) -> Forest:
         self.session.budget.rollouts += len(episodes)
-        agent_is_weighed = COMPONENT in getattr(self.session, "weighed", ())
+        agent_is_weighed = COMPONENT in getattr(self.session, "weighted_names", ())
         forest = Forest.from_records([self._record(e, agent_is_weighed) for e in episodes])
         return self.session.score(forest, [self._text_to_judge(e) for e in episodes])
 

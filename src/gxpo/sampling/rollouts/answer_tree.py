@@ -15,7 +15,7 @@ from gxpo.forest.forest import Forest
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.attempts import Attempts, Draw
 from gxpo.sampling.rollouts.base import Count, Rollout, Round
-from gxpo.sampling.rollouts.build import keyed
+from gxpo.sampling.rollouts.build import random_for
 from gxpo.sampling.rollouts.episodes import Play
 from gxpo.sampling.rollouts.wording import Wording, check_template
 
@@ -126,21 +126,21 @@ class AnswerTree(Rollout):
         return [self._next(draw, [], play) for draw in draws]
 
     def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts]:
-        return [] if len(rounds) == self.group_size else [self._next(draw, rounds, play) for draw in play.drawn]
+        return [] if len(rounds) == self.group_size else [self._next(draw, rounds, play) for draw in play.step_draws]
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
         return Forest.concat([r.scored for r in rounds]) if len(rounds) > 1 else rounds[0].forest
 
     def _next(self, draw: Draw, rounds: Sequence[Round], play: Play) -> Attempts:
         """Request the next answer of a tree."""
-        place = play.drawn.index(draw)
+        place = play.step_draws.index(draw)
         tree, attempts = Answers(list(self.policies)), [r.episodes[place] for r in rounds]
         for r, attempt in zip(rounds, attempts, strict=True):
             tree.parent.append(attempt.info["node_parent"])
             tree.policy.append(attempt.info["player"])
             tree.score.append(float(r.scored.outcome[place]))
         if self.choose == "thompson":
-            node, policy = tree.thompson(keyed(play.session, draw.name, "tree", len(rounds)))
+            node, policy = tree.thompson(random_for(play.session, draw.name, "tree", len(rounds)))
         else:
             node, policy = tree.uct(self.explore)
         info = {"node": len(rounds), "node_parent": node, "player": policy}

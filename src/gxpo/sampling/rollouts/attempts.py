@@ -23,7 +23,7 @@ from gxpo.parts.protocols import (
     Task,
     TimeStep,
 )
-from gxpo.sampling.rollouts.build import AGENT, LIMITS, action, dotted, record
+from gxpo.sampling.rollouts.build import AGENT, LIMITS, action, dotted_name, record
 from gxpo.sampling.rollouts.context import Context
 
 if TYPE_CHECKING:
@@ -61,20 +61,20 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class Attempts:
-    """Request for new attempts at a draw of a task: how many, under which streams, and what the policy is shown.
+    """Request for new attempts at a draw of a task: number, random streams, and prompt of the policy.
 
     task, draw  the task, and the name of this draw of it (`Play.draws`)
     numbers     numbers of the attempts; number i has the stream (seed, step, draw, i, path)
     group       name of their group
     home        ids are HOME/NUMBER, or HOME/LABEL/0, 1, ... if there is a `label`
     wording     puts the prompt (of an episode, the message that begins each context) in other words
-    hidden      sample under the wording, train under the task's own words (with `objective.context: sampled` under
+    hides_wording  sample under the wording, train under the task's own words (with `objective.context: sampled` under
     the wording all the same)
     policy      name of the policy that acts
     actor       acts in the policy's place: the next action of each of these episodes, None where it knows none
     sampling    how tokens are drawn; None: as the run says
     read        the sampling that the records state, by which the learner computes log-probs; None: `sampling`
-    measured    attempts that are scored, but neither compared nor trained nor counted in a denominator
+    is_measurement attempts that are scored, but neither compared nor trained nor counted in a denominator
     origin, info  columns of the records
     """
 
@@ -86,12 +86,12 @@ class Attempts:
     path: tuple[int, ...] = ()
     label: str = ""
     wording: Wording | None = None
-    hidden: bool = False
+    hides_wording: bool = False
     policy: str = "main"
     actor: Actor | None = None
     sampling: Sampling | None = None
     read: Sampling | None = None
-    measured: bool = False
+    is_measurement: bool = False
     origin: str = "policy"
     info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -125,8 +125,8 @@ class Episode:
     "turns", "context"   `EpisodeRules.max_turns` or `max_context` cut it
     "raised", "nonsense", "timeout", "died"   the environment broke: the attempt stays unscored
 
-    A sample of a prompt has one turn. A fork goes on from `base` and shares its first `inherited` turns; of the action
-    after these it shares the tokens `prefix_tokens`, and the rest of that action is its own.
+    A sample of a prompt has one turn. A fork goes on from `base` and shares its first `n_inherited` turns; of the
+    action after these it shares the tokens `prefix_tokens`, and the rest of that action is its own.
     """
 
     name: str
@@ -144,13 +144,13 @@ class Episode:
     snapshots: list[Snapshot] = field(default_factory=list)  # before each turn, if the play keeps them for forks
     instance_info: Mapping[str, Any] = field(default_factory=dict)  # the environment's facts of this instance
     base: Episode | None = None
-    inherited: int = 0
+    n_inherited: int = 0
     prefix_tokens: tuple[int, ...] = ()
     spec: Attempts | None = None  # the request that it was begun by; of a fork, its base's
     label: str | None = None  # its id, if that is not GROUP/ATTEMPT
     trained_context: Any = None  # the context to train under, if it is sampled under another one
     info: dict[str, Any] = field(default_factory=dict)  # further entries of its record's info
-    sampled: Completion | None = None  # the newest action
+    newest_action: Completion | None = None  # the newest action
 
     @property
     def is_sample_of_prompt(self) -> bool:
@@ -160,7 +160,7 @@ class Episode:
     @property
     def action_prefix(self) -> tuple[int, ...]:
         """Tokens that the next action begins with: `prefix_tokens` in the first turn of its own, else none."""
-        return self.prefix_tokens if len(self.turns) == self.inherited else ()
+        return self.prefix_tokens if len(self.turns) == self.n_inherited else ()
 
     def request(self) -> Request:
         """Build the engine's request for the next action; every turn has a stream of its own."""
@@ -171,7 +171,7 @@ class Episode:
 
     def act(self, completion: Completion) -> Reply:
         """Append the sampled action as the newest turn; it goes on after `action_prefix`. Return the parsed reply."""
-        self.sampled = completion
+        self.newest_action = completion
         turn: dict[str, Any] = {"agent": AGENT, **action(completion), "state": self.time_step.state}
         # a fork within an action adds to a turn of its base, whose record holds what was observed before
         prefix = self.action_prefix
@@ -184,7 +184,7 @@ class Episode:
             turn["sampled_under"] = list(self.context.ids)
         if self.spec is not None and self.spec.policy != "main":
             turn["policy"] = self.spec.policy
-        if self.spec is not None and self.spec.measured:
+        if self.spec is not None and self.spec.is_measurement:
             turn["trainable"] = False
         # a summary is an action that the environment never sees: it takes no move and acts in no state
         is_summary = self.context.summarising
@@ -205,9 +205,9 @@ class Episode:
         """Return all tokens of the action of a turn, including those that a fork shares with its base."""
         owner: Episode = self
         # a chain of forks: the turn is stored by the last one that did not inherit it
-        while turn < owner.inherited and owner.base is not None:
+        while turn < owner.n_inherited and owner.base is not None:
             owner = owner.base
-        prefix = owner.prefix_tokens if turn == owner.inherited else ()
+        prefix = owner.prefix_tokens if turn == owner.n_inherited else ()
         return [*prefix, *owner.turns[turn]["action"]]
 
     def begin_anew(self) -> None:
@@ -215,7 +215,7 @@ class Episode:
         self.opening = ContextUpdate((*self.context.ids, *self.prefix_tokens), rebuilt=True)
         self.turns, self.replies, self.snapshots = [], [], []
         # without a spec the policy acts, and the record is compared and trained like any other
-        self.base, self.spec, self.inherited, self.moves = None, None, 0, 0
+        self.base, self.spec, self.n_inherited, self.moves = None, None, 0, 0
 
     def step(self, answer: TimeStep | EnvFailure, max_turns: int) -> None:
         """Take the environment's answer to the newest action, and end the episode or open its next turn."""
@@ -266,20 +266,20 @@ class Episode:
     @property
     def id(self) -> str:
         """The id of its record: "GROUP/ATTEMPT", of a stream with a path "GROUP/3.0.1"."""
-        return self.label or f"{self.group}/{dotted(self.key)}"
+        return self.label or f"{self.group}/{dotted_name(self.key)}"
 
     def record(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         """Build the `gxpo.rollouts/1` record; a fork's record must follow its base's."""
-        first, *rest = turns = self.turns[self.inherited :]
+        first, *rest = turns = self.turns[self.n_inherited :]
         # where it begins: within an action of its base, after a turn of its base, or at a prompt of its own
         columns: dict[str, Any] = {"turns": turns}
         if self.base is not None and self.prefix_tokens:
-            columns["fork"] = {"of": self.base.id, "turn": self.inherited, "token": len(self.prefix_tokens)}
-        elif self.base is not None and self.inherited:
-            columns["fork"] = {"of": self.base.id, "turn": self.inherited - 1, "token": None}
+            columns["fork"] = {"of": self.base.id, "turn": self.n_inherited, "token": len(self.prefix_tokens)}
+        elif self.base is not None and self.n_inherited:
+            columns["fork"] = {"of": self.base.id, "turn": self.n_inherited - 1, "token": None}
         else:
             columns = {"prompt": first["context"], "turns": [{k: v for k, v in first.items() if k != "context"}, *rest]}
-        if self.spec is not None and self.spec.measured:
+        if self.spec is not None and self.spec.is_measurement:
             columns |= {"compared": False, "weight": 0.0}
         columns["origin"] = "policy" if self.spec is None else self.spec.origin
         # samples of prompts are scored later by the run's reward, and have nothing of an environment to note
@@ -288,13 +288,13 @@ class Episode:
             if self.base is None and self.prefix_tokens:
                 columns["prompt_text"] = None  # the prompt is longer than the task's
             return self._line(**columns, truncated=is_cut, info=self.info) | {"sampling": sampling}
-        declined = self.context.declined_rewrites + getattr(self.context.conversation, "kept_against_template", 0)
+        n_declined = self.context.declined_rewrites + getattr(self.context.conversation, "kept_against_template", 0)
         info = {
             **self.instance_info,
             "end": self.end,
             "moves": self.moves,
             "rewritten": self.context.rewritten,
-            "kept": declined,
+            "kept": n_declined,
         }
         if self.failure is not None:
             info["failure"] = self.failure
@@ -333,13 +333,13 @@ class Fork(NamedTuple):
     origin: str = ""
 
 
-def forked(fork: Fork, place: Snapshot | Episode) -> Episode:
+def fork_episode(fork: Fork, place: Snapshot | Episode) -> Episode:
     """Make the attempt of a fork at `place`: its base's snapshot before the turn, or the base itself for a sample."""
     base, turn, key, name, token, info, _, origin = fork
     twin = Episode(name, base.task, base.group, key, place.context.copy(), place.opening, place.time_step)
     twin.turns, twin.replies, twin.snapshots = base.turns[:turn], base.replies[:turn], base.snapshots[:turn]
     twin.moves = 0 if isinstance(place, Episode) else place.moves
-    twin.base, twin.inherited, twin.spec = base, turn, base.spec
+    twin.base, twin.n_inherited, twin.spec = base, turn, base.spec
     twin.instance_info, twin.info = base.instance_info, dict(info)
     twin.prefix_tokens = tuple(base.action_tokens(turn)[:token]) if token else ()
     if origin and base.spec is not None:

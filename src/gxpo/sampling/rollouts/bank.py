@@ -157,16 +157,18 @@ class Bank(Rollout):
         n_candidate = self.group_size // 2 if candidate is not None else 0
         out = []
         for draw in draws:
-            for n, bank, which in (
+            for n, bank, origin in (
                 (self.group_size - n_candidate, self.banks["current"], "current"),
                 (n_candidate, candidate, "candidate"),
             ):
                 if n and bank is not None:
-                    begin = 0 if which == "current" else self.group_size - n_candidate
+                    begin = 0 if origin == "current" else self.group_size - n_candidate
                     shown_texts = self._fitting(draw, bank, play)
                     wording = Wording(self.template, {"bank": self._text(shown_texts)}) if shown_texts else None
-                    info = {"experiences": len(shown_texts), "bank": which}
-                    out.append(draw.attempts(n, first=begin, wording=wording, measured=not self.trains, info=info))
+                    info = {"experiences": len(shown_texts), "bank": origin}
+                    out.append(
+                        draw.attempts(n, first=begin, wording=wording, is_measurement=not self.trains, info=info)
+                    )
         return out
 
     def _text(self, bank: Sequence[str]) -> str:
@@ -226,7 +228,7 @@ class Bank(Rollout):
             self.banks["current"] = candidate
 
     def _contrasts(self, round: Round, play: Play) -> dict[str, Contrast]:
-        """Return what a writer reads of each group that has a success and a failure."""
+        """Return the writer's input for each group that has a success and a failure."""
         forest, out = round.scored, dict[str, Contrast]()
         rows_by_group: dict[str, list[int]] = {}
         for r, group in enumerate(forest.group):
@@ -245,12 +247,12 @@ class Bank(Rollout):
         if self.writer == "example":
             return [[{"op": "add", "text": f"{c.task}{c.right}"}] for c in contrasts.values()]
         if self.writer != "policy":
-            return [self._called(contrast) for contrast in contrasts.values()]
+            return [self._ask_editor(contrast) for contrast in contrasts.values()]
         session, out = play.session, list[list[Operation]]()
         bank = self._text(self.banks["current"])
         for number, contrast in enumerate(contrasts.values()):
             question = self.ask.format(task=contrast.task, right=contrast.right, wrong=contrast.wrong, bank=bank)
-            task = dataclasses.replace(play.drawn[0].task, prompt=question)
+            task = dataclasses.replace(play.step_draws[0].task, prompt=question)
             context = session.encode(task)
             if len(context) > session.episode.max_context - session.sampling.max_new_tokens:
                 out.append([])
@@ -261,7 +263,7 @@ class Bank(Rollout):
             out.append([] if operation is None else [operation])
         return out
 
-    def _called(self, contrast: Contrast) -> list[Operation]:
+    def _ask_editor(self, contrast: Contrast) -> list[Operation]:
         try:
             operations = list(user_function(self.writer, "rollout.writer")(contrast))
         except Exception as error:
@@ -281,7 +283,7 @@ class Bank(Rollout):
 
 
 def _text_of_task(episode: Episode, play: Play) -> str:
-    """Return what an attempt's task says; of an episode its first observation."""
+    """Return the text of an attempt's task, or an episode's first observation."""
     if play.world:
         return str(episode.turns[0].get("observation_text") or "")
     prompt = episode.spec.task.prompt if episode.spec is not None else episode.task.prompt

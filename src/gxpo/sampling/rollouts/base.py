@@ -20,17 +20,17 @@ class OnceMore(Rollout):
         if len(rounds) > 1:
             return []
         wrong = rounds[0].all_wrong("once_more")
-        return [d.attempts(self.group_size, first=self.group_size) for d in play.drawn if d.group in wrong]
+        return [d.attempts(self.group_size, first=self.group_size) for d in play.step_draws if d.group in wrong]
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
         return Forest.concat([r.scored for r in rounds])
 ```
 
-This attempts groups without a success once more, and trains all attempts of a task as one group. `play.drawn` has the
-step's tasks, one `Draw` for each group, and `play.draws(tasks)` adds some. `Attempts` sets prompt, random stream and
-temperature; `Fork(base, turn, key, name, token)` leaves an attempt before one of its turns, or within its action (in
-an environment set `forks = True`, which keeps the positions of the attempts). `after_turn` gets the attempts that are
-under way after every turn, and may add some.
+This attempts groups without a success once more, and trains all attempts of a task as one group. `play.step_draws` has
+the step's tasks, one `Draw` for each group, and `play.draws(tasks)` adds some. `Attempts` sets prompt, random stream
+and temperature; `Fork(base, turn, key, name, token)` leaves an attempt before one of its turns, or within its action
+(in an environment set `forks = True`, which keeps the positions of the attempts). `after_turn` gets the attempts that
+are under way after every turn, and may add some.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.attempts import Attempts, Draw
 from gxpo.sampling.rollouts.base import Count, Rollout
 from gxpo.sampling.rollouts.episodes import Play
-from gxpo.sampling.rollouts.reference import unrestricted
+from gxpo.sampling.rollouts.reference import lift_restrictions
 
 BASELINE = "baseline"
 REFERENCE = "reference"
@@ -70,10 +70,12 @@ class BaselineRollouts(Rollout):
         baseline_sampling = play.session.sampling
         if self.temperature is not None:
             baseline_sampling = dataclasses.replace(baseline_sampling, temperature=self.temperature)
-        baseline_sampling = unrestricted(baseline_sampling) if baseline_sampling.temperature == 0 else baseline_sampling
+        baseline_sampling = (
+            lift_restrictions(baseline_sampling) if baseline_sampling.temperature == 0 else baseline_sampling
+        )
         # a greedy row has no distribution that a learner could read it by: its record states the run's instead
         recorded_sampling = (
-            baseline_sampling if baseline_sampling.temperature > 0 else unrestricted(play.session.sampling)
+            baseline_sampling if baseline_sampling.temperature > 0 else lift_restrictions(play.session.sampling)
         )
         policy = REFERENCE if self.of == "reference" else "main"
         out = []
@@ -85,7 +87,7 @@ class BaselineRollouts(Rollout):
                 out.append(
                     draw.attempts(
                         self.baselines or self.group_size, first=self.group_size, label=BASELINE, origin=BASELINE,
-                        policy=policy, sampling=baseline_sampling, read=recorded_sampling, measured=True,
+                        policy=policy, sampling=baseline_sampling, read=recorded_sampling, is_measurement=True,
                     )
                 )  # fmt: skip
         return out

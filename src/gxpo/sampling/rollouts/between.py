@@ -96,14 +96,14 @@ class Between:
             try:
                 answer = self.answer(name, reply)
             except Exception as error:
-                answer = self.failed("raised", f"{type(error).__name__}: {one_line(str(error))}")
+                answer = self.failure_of("raised", f"{type(error).__name__}: {one_line(str(error))}")
             if answer is not None:
                 answers[name] = answer
                 del passed_actions[name]
         before = {name: self.newest.get(name, "") for name in passed_actions}
         real = self.inner.step(passed_actions) if passed_actions else {}
         for name, answer in real.items():
-            self.happened(before[name], passed_actions[name].content, answer)
+            self.observe(before[name], passed_actions[name].content, answer)
         # in the order of the actions, and closed inside where an episode is over here alone
         ended_names = [n for n, a in answers.items() if isinstance(a, EnvFailure) or a.done]
         self.inner.finish(ended_names)
@@ -114,10 +114,10 @@ class Between:
         """Return the answer to an action; None: the environment itself is asked."""
         raise NotImplementedError
 
-    def happened(self, observation: str, action: str, answer: Answer) -> None:
-        """Notice what the environment itself answered."""
+    def observe(self, observation: str, action: str, answer: Answer) -> None:
+        """Record an answer of the environment itself."""
 
-    def failed(self, kind: str, message: str) -> EnvFailure:
+    def failure_of(self, kind: str, message: str) -> EnvFailure:
         """Return a failure, counted among the environment's."""
         counts, messages = getattr(self.inner, "counts", None), getattr(self.inner, "messages", None)
         if counts is not None and messages is not None:
@@ -186,9 +186,9 @@ class Modelled(Between):
         prediction = self.predict(self.newest[name], reply.content)
         answer = self.rules.check(self.first[name], prediction, reply.content)
         if isinstance(answer, str):
-            failure = self.failed("nonsense", answer)
-            lost = TimeStep(self.newest[name], None, done=True, success=False, info={"unknown": answer})
-            return failure if self.rules.unknown == "unscored" else lost
+            failure = self.failure_of("nonsense", answer)
+            lost_step = TimeStep(self.newest[name], None, done=True, success=False, info={"unknown": answer})
+            return failure if self.rules.unknown == "unscored" else lost_step
         self.newest[name] = answer.observation
         return answer.step()
 
@@ -214,7 +214,7 @@ class Rehearsed(Between):
             self.template.format(observation=observation, predicted=predicted_text), f"proposal: {observation}"
         )
 
-    def happened(self, observation: str, action: str, answer: Answer) -> None:
+    def observe(self, observation: str, action: str, answer: Answer) -> None:
         learn_step(self.learn, observation, action, answer)
 
 
@@ -228,7 +228,7 @@ class Learned(Between):
     def answer(self, name: str, reply: Reply) -> None:
         return None
 
-    def happened(self, observation: str, action: str, answer: Answer) -> None:
+    def observe(self, observation: str, action: str, answer: Answer) -> None:
         learn_step(self.learn, observation, action, answer)
 
 
@@ -255,10 +255,10 @@ class Guarded(Between):
         if not reason:
             return None
         self.refusals[name] += 1
-        paid = 0.0 if "step_rewards" in self.provides else None
+        reward = 0.0 if "step_rewards" in self.provides else None
         if self.on_refusal == "end":
-            return TimeStep(f"Refused: {reason}", observation, paid, True, False, "illegal")
-        return TimeStep(f"Refused: {reason}\n{observation}", observation, paid, action_error="illegal")
+            return TimeStep(f"Refused: {reason}", observation, reward, True, False, "illegal")
+        return TimeStep(f"Refused: {reason}\n{observation}", observation, reward, action_error="illegal")
 
 
 def with_component(forest: Forest, name: str, values: Sequence[float]) -> Forest:

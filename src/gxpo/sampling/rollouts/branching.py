@@ -26,13 +26,13 @@ def surprise(turn: Mapping[str, Any], tokens: int) -> float:
     return -sum(logprobs) / len(logprobs) if logprobs else 0.0
 
 
-def branch_probability(now: float, before: float, probability: float, weight: float) -> float:
+def branch_probability(entropy: float, start_entropy: float, probability: float, weight: float) -> float:
     """Return clip(probability + weight (now - before), 0, 1).
 
     >>> round(branch_probability(0.9, 0.5, 0.5, 0.5), 9)
     0.7
     """
-    return min(1.0, max(0.0, probability + weight * (now - before)))
+    return min(1.0, max(0.0, probability + weight * (entropy - start_entropy)))
 
 
 @part("turn_branches", stage="rollout")
@@ -88,23 +88,23 @@ class TurnBranches(Formula, Grow):
         return self.plant(draws, self._initial, play)
 
     def after_turn(self, episodes: Sequence[Episode], play: Play) -> list[Attempts | Fork]:
-        return [fork for draw in play.drawn for fork in self._branches(AttemptTree(play, draw))]
+        return [fork for draw in play.step_draws for fork in self._branches(AttemptTree(play, draw))]
 
     def _branches(self, tree: AttemptTree) -> list[Fork]:
         """Return the branches after a turn; if all episodes are over, one more attempt from the prompt."""
-        running = tree.play.running(tree.open)
+        active = tree.play.active(tree.open)
         n_finished = sum(e.end not in (None, DROPPED) for e in tree.episodes)
-        if not running:
+        if not active:
             fits_another = n_finished < self.group_size and self.holds(tree, [Point(tree.episodes[0], 0)])
             return tree.root() if fits_another else []
         # an episode goes on with the first of its next steps; one that got none is dropped
-        next_steps = Counter(self.apply(self.choose, [tree, running, self.group_size - n_finished]))
-        for episode in running:
+        next_steps = Counter(self.apply(self.choose, [tree, active, self.group_size - n_finished]))
+        for episode in active:
             if not next_steps[episode]:
                 episode.end = DROPPED
         # each further step is a branch, as long as group and budget hold it
         points, n_episodes = list[Point](), n_finished + len(tree.open)
-        for episode in running:
+        for episode in active:
             for _ in range(next_steps[episode] - 1):
                 point = Point(episode, len(episode.turns))
                 if n_episodes + len(points) < self.group_size and self.holds(tree, [*points, point]):

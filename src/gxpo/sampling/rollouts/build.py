@@ -103,12 +103,12 @@ def stream(session: Session, draw: str, attempt: int = 0, path: tuple[int, ...] 
     return StreamKey(session.seed, session.step, draw, attempt, path, turn)
 
 
-def keyed(session: Session, *names: object) -> random.Random:
+def random_for(session: Session, *names: object) -> random.Random:
     """Return random numbers for one decision of a rollout, independent of everything else in the batch."""
     return random.Random("/".join(map(str, (session.seed, session.step, *names))))
 
 
-def dotted(key: StreamKey) -> str:
+def dotted_name(key: StreamKey) -> str:
     """Format attempt and path of a stream as the last part of an id.
 
     >>> dotted(StreamKey(0, 1, "task", 3, (0, 1)))
@@ -146,8 +146,8 @@ def sample_within(
         by_room[room].append(i)
     out: list[list[Completion]] = [[] for _ in requests]
     for room, positions in sorted(by_room.items(), reverse=True):
-        limited = dataclasses.replace(sampling or session.sampling, max_new_tokens=room)
-        for i, samples in zip(positions, session.sample([requests[i] for i in positions], limited), strict=True):
+        short_sampling = dataclasses.replace(sampling or session.sampling, max_new_tokens=room)
+        for i, samples in zip(positions, session.sample([requests[i] for i in positions], short_sampling), strict=True):
             out[i] = samples
     return out
 

@@ -11,7 +11,7 @@ from gxpo.base.errors import ConfigError
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.attempts import Attempts, Draw
 from gxpo.sampling.rollouts.base import Count, Rollout
-from gxpo.sampling.rollouts.build import Text, keyed
+from gxpo.sampling.rollouts.build import Text, random_for
 from gxpo.sampling.rollouts.episodes import Play
 from gxpo.sampling.rollouts.wording import Wording, check_template
 
@@ -49,7 +49,7 @@ class Coded(Rollout):
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
         out = []
         for draw in draws:
-            random = keyed(play.session, draw.name, "code")
+            random = random_for(play.session, draw.name, "code")
             group_code = random.choice(self.codes)
             for i in range(self.group_size):
                 code_by_draw = {

@@ -92,7 +92,7 @@ class Context:
         if self.rules.context == "window":
             recent = self.exchanges[-self.rules.window :] if self.rules.window else []
             self.exchanges = list(recent)
-            recent_messages = [m for observed, answered in recent for m in (*observed, *answered)]
+            recent_messages = [m for observations, answers in recent for m in (*observations, *answers)]
             return self._start([*recent_messages, *self.observation])
         if self.rules.context == "summary" and len(self.exchanges) >= max(1, self.rules.window):
             self.summarising = True
@@ -106,11 +106,11 @@ class Context:
 
     def _append(self, messages: Sequence[Message]) -> ContextUpdate:
         assert self.conversation is not None
-        opening = self.conversation.observe(_joined(messages))
+        opening = self.conversation.observe(_merge_messages(messages))
         self.rewritten += opening.rebuilt
         return opening
 
-    def summarised(self, summary: str) -> ContextUpdate:
+    def summarise(self, summary: str) -> ContextUpdate:
         """Begin a new context from the summary that the policy wrote when asked by `SUMMARISE`."""
         self.summarising, self.exchanges = False, []
         newest = self.observation
@@ -124,12 +124,15 @@ def _begins_answer(observation: Sequence[Message]) -> bool:
     return bool(observation) and observation[-1]["role"] == "assistant"
 
 
-def _joined(messages: Sequence[Message]) -> list[Message]:
+def _merge_messages(messages: Sequence[Message]) -> list[Message]:
     """Join neighbouring user messages: many templates refuse two in a row."""
-    joined: list[Message] = []
+    merged_messages: list[Message] = []
     for message in messages:
-        if joined and joined[-1]["role"] == message["role"] == "user":
-            joined[-1] = {**joined[-1], "content": f"{joined[-1]['content']}\n\n{message['content']}"}
+        if merged_messages and merged_messages[-1]["role"] == message["role"] == "user":
+            merged_messages[-1] = {
+                **merged_messages[-1],
+                "content": f"{merged_messages[-1]['content']}\n\n{message['content']}",
+            }
         else:
-            joined.append(message)
-    return joined
+            merged_messages.append(message)
+    return merged_messages

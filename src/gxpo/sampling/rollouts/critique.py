@@ -21,7 +21,7 @@ from gxpo.sampling.rollouts.build import (
     Limit,
     RolloutPart,
     action,
-    dotted,
+    dotted_name,
     group_of,
     name_draws,
     record,
@@ -76,7 +76,7 @@ def states_answer(text: str, answer: str) -> bool:
 
 @dataclass(eq=False)
 class _Call:
-    """One action of a role: the task as it reads it, its context, and what it says.
+    """One action of a role: its view of the task, its context, and its text.
 
     parent   the action that it reads last: a refinement's critique, a critique's attempt
     outcome  of attempts and refinements; nan: the reward could not score it
@@ -99,7 +99,7 @@ class _Call:
 
     @property
     def id(self) -> str:
-        return f"{self.group}/{dotted(self.key)}"
+        return f"{self.group}/{dotted_name(self.key)}"
 
 
 @part("critique", stage="rollout")
@@ -201,7 +201,7 @@ class Critique(RolloutPart):
         return {critic: "trained", solver: self.solver}
 
     def check_task(self, task: Task, solution: Callable[[Task], str | None]) -> None:
-        """Raise TaskError if a task lacks what the critic is shown, or what the gate looks for."""
+        """Raise TaskError if a task lacks the field that the critic reads or that the gate looks for."""
         if "{solution}" in self.template:
             reference_of(task, solution)
         if self.gate == "answer" and task.answer is None:
@@ -269,7 +269,7 @@ class Critique(RolloutPart):
         return {group[0] for g, group in by_group.items() if verdicts[g] and max(verdicts[g]) < 1}
 
     def _keeps(self, critique: _Call) -> bool:
-        """Return True if the attempt is kept as it is: the critic calls it right, and only wrong ones are refined."""
+        """Return True if the attempt is not refined: the critic calls it right, and only wrong ones are refined."""
         return self.refine == "wrong" and critique.verdict == 1.0
 
     def _texts(self, task: Task, attempt: _Call | None, session: Session) -> dict[str, str]:
@@ -295,14 +295,14 @@ class Critique(RolloutPart):
     def _say(
         self, calls: Sequence[_Call], session: Session, temperature: float | None = None, tokens: int | None = None
     ) -> None:
-        """Sample what each call says; one whose context leaves no room for an action stays empty."""
+        """Sample the text of each call; one whose context leaves no room for an action stays empty."""
         options = {"temperature": temperature, "max_new_tokens": tokens}
         sampling = dataclasses.replace(session.sampling, **{k: x for k, x in options.items() if x is not None})
         room = session.episode.max_context - sampling.max_new_tokens
         fitting = [call for call in calls if len(call.context) <= room]
         requests = [Request(call.context, (call.key,), policy=self._policy(call.role)) for call in fitting]
-        sampled = session.sample(requests, sampling) if requests else []
-        for call, (completion,) in zip(fitting, sampled, strict=True):
+        completions = session.sample(requests, sampling) if requests else []
+        for call, (completion,) in zip(fitting, completions, strict=True):
             call.completion, call.text = completion, session.decode(completion.tokens)
 
     def _policy(self, role: str) -> str:

@@ -85,7 +85,7 @@ class _Attempt:
     logprobs: list[list[float]] = field(default_factory=list)  # of each turn's whole action
     refiner_turns: list[dict[str, Any]] = field(default_factory=list)
     cuts: list[int] = field(default_factory=list)
-    flawed: int | None = None  # the step to cut at; None: accepted
+    flaw: int | None = None  # the step to cut at; None: accepted
     draft: Episode | None = None  # the attempt before its cuts
     suffix: str = ""  # what is written after the cut, where the policy does not write it
     n_inserted: int = 0  # tokens of `insert` before the place to go on from
@@ -189,29 +189,29 @@ class CutAndRegenerate(RolloutPart):
             first = play.begin([draw.attempts(self.group_size) for draw in play.draws(tasks)])
             play.finish(first)
             # scored under their own ids, so that an attempt that stays as it is is not judged again
-            failed = self._failed(first, play) if self._needs_verdicts else set(first)
+            failures = self._failed_episodes(first, play) if self._needs_verdicts else set(first)
             # ids of earlier versions get a suffix: the final record takes the attempt's own id
             attempts = [_Attempt(e.id, e, draft=e) for e in first]
             for attempt in attempts:
                 attempt.episode.label = f"{attempt.name}/cut0"
                 attempt.logprobs = [turn["logprob"] for turn in attempt.episode.turns]
-            running = [a for a in attempts if a.episode.failure is None and a.episode in failed]
+            active = [a for a in attempts if a.episode.failure is None and a.episode in failures]
             for revision in range(self.revisions):
-                if revision and self._needs_verdicts and running:
-                    failed = self._failed([attempt.episode for attempt in running], play)
-                    running = [attempt for attempt in running if attempt.episode in failed]
-                for attempt in running:
+                if revision and self._needs_verdicts and active:
+                    failures = self._failed_episodes([attempt.episode for attempt in active], play)
+                    active = [attempt for attempt in active if attempt.episode in failures]
+                for attempt in active:
                     attempt.steps = self._step_starts(attempt.episode, play)
-                self._find_flaws(running, play)
-                running = [attempt for attempt in running if attempt.flawed is not None]
+                self._find_flaws(active, play)
+                active = [attempt for attempt in active if attempt.flaw is not None]
                 if self.by != "policy":
-                    running = self._write_suffixes(running, play)
+                    active = self._write_suffixes(active, play)
                 if self.insert:
-                    running = self._insert(running, play)
-                if not running:
+                    active = self._insert(active, play)
+                if not active:
                     break
-                self._regenerate(running, play)
-                session.budget.discarded += len(running)
+                self._regenerate(active, play)
+                session.budget.discarded += len(active)
             if self.keep == "right":
                 self._undo_failures([attempt for attempt in attempts if attempt.cuts], play)
             # a final record forks from its newest version, so all versions are read, and only the final ones selected
@@ -244,29 +244,29 @@ class CutAndRegenerate(RolloutPart):
             return [(turn, 0) for turn in range(len(episode.turns))]
         return [(0, token) for token in step_begins(episode.action_tokens(0), self.delimiter, play.session.decode)]
 
-    def _find_flaws(self, running: Sequence[_Attempt], play: Play) -> None:
+    def _find_flaws(self, active: Sequence[_Attempt], play: Play) -> None:
         """Set the flawed step of each attempt."""
         ask = {
             "refiner": self._ask_refiner, "judge": self._ask_judge, "continuations": self._try_continuations,
             "phrase": self._find_phrases,
         }  # fmt: skip
         if self.where in ask:
-            ask[self.where](running, play)
+            ask[self.where](active, play)
             return
-        for attempt in running:
+        for attempt in active:
             if self.where == "uniform":
-                attempt.flawed = random.Random(repr(attempt.stream())).randrange(len(attempt.steps))
+                attempt.flaw = random.Random(repr(attempt.stream())).randrange(len(attempt.steps))
             else:
                 pieces = attempt.pieces(attempt.logprobs)
                 flat = [x for piece in pieces for x in piece]
-                attempt.flawed = least_probable(flat, [0, *accumulate(map(len, pieces))][:-1])
+                attempt.flaw = least_probable(flat, [0, *accumulate(map(len, pieces))][:-1])
 
     @property
     def _needs_verdicts(self) -> bool:
         return self.only == "failed" or self.keep == "right" or self.where == "continuations"
 
-    def _failed(self, episodes: Sequence[Episode], play: Play) -> set[Episode]:
-        """Return those of these attempts whose verdict is known and wrong."""
+    def _failed_episodes(self, episodes: Sequence[Episode], play: Play) -> set[Episode]:
+        """Return the attempts whose verdict is known and wrong."""
         return {e for e, success in zip(episodes, self._verdicts(episodes, play), strict=True) if success < 1}
 
     @staticmethod
@@ -276,33 +276,33 @@ class CutAndRegenerate(RolloutPart):
         forest.need_verdicts("rollout cut_and_regenerate")
         return forest.success.tolist()
 
-    def _undo_failures(self, revised: Sequence[_Attempt], play: Play) -> None:
-        """Take each attempt whose newest version is not right back to what it was before its cuts."""
-        if not revised:
+    def _undo_failures(self, revisions: Sequence[_Attempt], play: Play) -> None:
+        """Restore the version before its cuts of each attempt whose newest version is not right."""
+        if not revisions:
             return
         # the forest has its episodes in the order in which they were begun
-        by_place = sorted(revised, key=lambda a: play.episodes.index(a.episode))
+        by_place = sorted(revisions, key=lambda a: play.episodes.index(a.episode))
         verdicts = self._verdicts([a.episode for a in by_place], play)
         for attempt, success in zip(by_place, verdicts, strict=True):
             if not success >= 1 and attempt.draft is not None:
                 attempt.episode, attempt.cuts = attempt.draft, []
 
-    def _ask_judge(self, running: Sequence[_Attempt], play: Play) -> None:
+    def _ask_judge(self, active: Sequence[_Attempt], play: Play) -> None:
         """Ask the judge for scores of each attempt's steps; one that it can't score is accepted."""
         views = []
-        for a in running:
-            steps, seen = self._step_texts(a, play)
+        for a in active:
+            steps, texts = self._step_texts(a, play)
             prompt = a.episode.turns[0].get("observation_text") or a.episode.task.prompt
             text = prompt if isinstance(prompt, str) else play.session.decode(a.episode.context.ids)
-            views.append((text, steps, ["", *seen[:-1]]))
-        returned = call_each(user_function(self.score, "rollout.score"), "rollout.score", views)
-        for a, scores in zip(running, returned, strict=True):
-            a.flawed = first_below(step_scores(scores, len(a.steps)), self.threshold)
+            views.append((text, steps, ["", *texts[:-1]]))
+        answers = call_each(user_function(self.score, "rollout.score"), "rollout.score", views)
+        for a, scores in zip(active, answers, strict=True):
+            a.flaw = first_below(step_scores(scores, len(a.steps)), self.threshold)
 
-    def _try_continuations(self, running: Sequence[_Attempt], play: Play) -> None:
+    def _try_continuations(self, active: Sequence[_Attempt], play: Play) -> None:
         """Continue each attempt `samples` times after each of its steps but the last, and see which are right."""
         forks, places = [], []
-        for a in running:
+        for a in active:
             for i, (turn, token) in list(enumerate(a.steps))[1:]:
                 for k in range(self.samples):
                     key = dataclasses.replace(a.stream(), path=(len(a.cuts) + 1, i, k))
@@ -311,29 +311,29 @@ class CutAndRegenerate(RolloutPart):
         twins = play.fork(forks)
         play.finish(twins)
         verdicts = self._verdicts(twins, play) if twins else []
-        reached = {place for place, success in zip(places, verdicts, strict=True) if success >= 1}
+        successes = {place for place, success in zip(places, verdicts, strict=True) if success >= 1}
         play.session.budget.discarded += len(twins)
-        for a in running:
-            a.flawed = first_hopeless([(a.name, i) in reached for i in range(len(a.steps) - 1)])
+        for a in active:
+            a.flaw = first_hopeless([(a.name, i) in successes for i in range(len(a.steps) - 1)])
 
-    def _find_phrases(self, running: Sequence[_Attempt], play: Play) -> None:
+    def _find_phrases(self, active: Sequence[_Attempt], play: Play) -> None:
         """Find the first phrase in each attempt; the step to cut at begins with it."""
         decode = play.session.decode
-        for a in running:
+        for a in active:
             tokens = a.episode.action_tokens(0)
             matches = [m for phrase in self.phrases if (m := re.search(phrase, decode(tokens)))]
-            a.flawed = None
+            a.flaw = None
             if matches:
                 at = min(m.start() for m in matches)
                 token = bisect_right(range(len(tokens) + 1), at, key=lambda i: len(decode(tokens[:i]))) - 1
                 # a token that holds the phrase's beginning is cut off with it
-                a.steps, a.flawed = [(0, 0), (0, token)][token == 0 :], int(token > 0)
+                a.steps, a.flaw = [(0, 0), (0, token)][token == 0 :], int(token > 0)
 
-    def _insert(self, running: Sequence[_Attempt], play: Play) -> list[_Attempt]:
+    def _insert(self, active: Sequence[_Attempt], play: Play) -> list[_Attempt]:
         """Write `insert` after each cut, as a fork that is left behind it; return the attempts with room for it."""
         tokens = list(play.session.tokenize(self.insert))
         limit = play.session.sampling.max_new_tokens
-        fitting = [a for a in running if len(self._before_cut(a)) + len(tokens) < limit]
+        fitting = [a for a in active if len(self._before_cut(a)) + len(tokens) < limit]
         forks = []
         for a in fitting:
             key = dataclasses.replace(a.stream(), path=(len(a.cuts) + 1, 0))
@@ -343,17 +343,17 @@ class CutAndRegenerate(RolloutPart):
         for a, episode in zip(fitting, episodes, strict=True):
             before = len(self._before_cut(a))
             a.logprobs = [[*a.logprobs[0][:before], *([math.nan] * len(tokens))]]
-            a.episode, a.steps, a.flawed = episode, [(0, 0), (0, before + len(tokens))], 1
+            a.episode, a.steps, a.flaw = episode, [(0, 0), (0, before + len(tokens))], 1
             a.n_inserted = len(tokens)
         return fitting
 
-    def _write_suffixes(self, running: Sequence[_Attempt], play: Play) -> list[_Attempt]:
+    def _write_suffixes(self, active: Sequence[_Attempt], play: Play) -> list[_Attempt]:
         """Have the rest of each attempt written; return those for which there is one that fits."""
         session = play.session
-        views = [(a.episode.task, session.decode(self._before_cut(a))) for a in running]
+        views = [(a.episode.task, session.decode(self._before_cut(a))) for a in active]
         suffixes = call_each(user_function(self.by, "rollout.by"), "rollout.by", views)
         fitting = []
-        for a, suffix in zip(running, suffixes, strict=True):
+        for a, suffix in zip(active, suffixes, strict=True):
             if not isinstance(suffix, str) or not suffix:
                 continue
             n_tokens = len(self._before_cut(a)) + len(in_tokens(suffix, session).tokens)
@@ -364,16 +364,16 @@ class CutAndRegenerate(RolloutPart):
 
     @staticmethod
     def _before_cut(a: _Attempt) -> list[int]:
-        assert a.flawed is not None
-        turn, token = a.steps[a.flawed]
+        assert a.flaw is not None
+        turn, token = a.steps[a.flaw]
         return a.episode.action_tokens(turn)[:token]
 
-    def _ask_refiner(self, running: Sequence[_Attempt], play: Play) -> None:
+    def _ask_refiner(self, active: Sequence[_Attempt], play: Play) -> None:
         """Ask the refiner about each attempt; one whose question leaves no room for an answer is accepted."""
         session = play.session
-        questions = [(attempt, self._question(attempt, play)) for attempt in running]
-        for attempt in running:
-            attempt.flawed = None
+        questions = [(attempt, self._question(attempt, play)) for attempt in active]
+        for attempt in active:
+            attempt.flaw = None
         questions = [
             (a, context) for a, context in questions if len(context) + self.refiner_tokens <= play.rules.max_context
         ]
@@ -381,8 +381,8 @@ class CutAndRegenerate(RolloutPart):
         short = dataclasses.replace(session.sampling, max_new_tokens=self.refiner_tokens)
         replies = session.sample(requests, short) if requests else []
         for (attempt, context), (reply,) in zip(questions, replies, strict=True):
-            attempt.flawed = flawed_step(session.decode(reply.tokens), len(attempt.steps))
-            info = {"flawed": None if attempt.flawed is None else attempt.flawed + 1}
+            attempt.flaw = flawed_step(session.decode(reply.tokens), len(attempt.steps))
+            info = {"flawed": None if attempt.flaw is None else attempt.flaw + 1}
             attempt.refiner_turns.append({**action(reply), "agent": REFINER, "context": list(context), "info": info})
 
     def _question(self, attempt: _Attempt, play: Play) -> tuple[int, ...]:
@@ -390,8 +390,8 @@ class CutAndRegenerate(RolloutPart):
         session, episode = play.session, attempt.episode
         steps, observations = self._step_texts(attempt, play)
         steps = ["\n".join(filter(None, pair)) for pair in zip(steps, observations, strict=True)]
-        numbered = "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1))
-        wording = Wording(self.template, {"attempt": play.transcript(episode), "steps": numbered})
+        step_lines = "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1))
+        wording = Wording(self.template, {"attempt": play.transcript(episode), "steps": step_lines})
         if not play.world:
             return session.encode(wording.of_task(episode.task))
         opening_messages = opened(play.envs.instructions, messages_of(episode.turns[0]["observation_text"]))
@@ -407,24 +407,24 @@ class CutAndRegenerate(RolloutPart):
         steps = [play.session.decode(piece) for piece in step_tokens]
         return steps, list(play.observations_after(episode)) if play.world else [""] * len(steps)
 
-    def _regenerate(self, running: Sequence[_Attempt], play: Play) -> None:
+    def _regenerate(self, active: Sequence[_Attempt], play: Play) -> None:
         """Cut each attempt at its flawed step, and play it on from there."""
         forks = []
-        for a in running:
-            assert a.flawed is not None
-            turn, token = a.steps[a.flawed]
+        for a in active:
+            assert a.flaw is not None
+            turn, token = a.steps[a.flaw]
             forks.append(
                 Fork(a.episode, turn, a.stream(), f"{a.episode.key.task}/{a.name}/cut{len(a.cuts) + 1}", token)
             )
         episodes = play.fork(forks)
-        for a, fork, episode in zip(running, forks, episodes, strict=True):
+        for a, fork, episode in zip(active, forks, episodes, strict=True):
             a.cuts.append(fork.turn if play.world else fork.token - a.n_inserted)
             episode.label = f"{a.name}/cut{len(a.cuts)}"
         if self.by == "policy":
             play.finish(episodes)
         else:
-            play.take(episodes, [in_tokens(a.suffix, play.session) for a in running])
-        for a, fork, episode in zip(running, forks, episodes, strict=True):
+            play.take(episodes, [in_tokens(a.suffix, play.session) for a in active])
+        for a, fork, episode in zip(active, forks, episodes, strict=True):
             # log-probs of whole actions: those before the cut are the earlier version's
             new_logprobs = [turn["logprob"] for turn in episode.turns[fork.turn :]]
             new_logprobs[0] = [*a.logprobs[fork.turn][: fork.token], *new_logprobs[0]]

@@ -30,8 +30,8 @@ from gxpo.sampling.rollouts.build import (
     action,
     extra_of,
     group_of,
-    keyed,
     name_draws,
+    random_for,
     record,
     requests,
     stream,
@@ -87,19 +87,21 @@ class Denoise(RolloutPart):
         options = {"noise": self.noise, "window": self.window, "begin": begin, "end": self.noise_end}
         sampling = denoising(session.sampling, **options)
         draws, prompts = name_draws(tasks), [session.encode(task) for task in tasks]
-        wanted, heads = requests(prompts, draws, self.group_size, session), None
+        sample_requests, heads = requests(prompts, draws, self.group_size, session), None
         # A shared beginning is one initial noise, from which all samples of the group go on.
         if self.shared_noise:
             first = dataclasses.replace(sampling, max_new_tokens=1)
             heads = [group[0] for group in session.sample(requests(prompts, draws, 1, session), first)]
-            wanted = [
-                continued(r.prompt, head.extras["latent"], tuple(dataclasses.replace(k, turn=1) for k in r.streams))
-                for r, head in zip(wanted, heads, strict=True)
+            sample_requests = [
+                continue_request(
+                    r.prompt, head.extras["latent"], tuple(dataclasses.replace(k, turn=1) for k in r.streams)
+                )
+                for r, head in zip(sample_requests, heads, strict=True)
             ]
-        samples = session.sample(wanted, sampling)
+        samples = session.sample(sample_requests, sampling)
         return Forest.from_records(
             [
-                self._record(session, task, draw, i, c if heads is None else joined(heads[g], c), prompts[g])
+                self._record(session, task, draw, i, c if heads is None else concatenate(heads[g], c), prompts[g])
                 for g, (task, draw, group) in enumerate(zip(tasks, draws, samples, strict=True))
                 for i, c in enumerate(group)
             ]
@@ -119,7 +121,7 @@ class Denoise(RolloutPart):
         left_out: list[int] = []
         if self.share < 1:
             noisy = [k for k, s in enumerate(sample.extras["noise_scale"]) if k and s > 0]
-            keyed(session, "share", draw, i).shuffle(noisy)
+            random_for(session, "share", draw, i).shuffle(noisy)
             left_out = noisy[int(len(noisy) * self.share + 1e-9) :]
         group = group_of(session, draw)
         return latent_record(session, task, group, f"{group}/{i}", [sample], self.chunks, left_out, prompt=list(prompt))
@@ -135,18 +137,18 @@ def need_noise(sampling: Sampling) -> None:
 
 def denoising(sampling: Sampling, **options: Any) -> DenoisingSampling:
     """Return the sampling settings of a denoising model, with these options."""
-    shared = {f.name: getattr(sampling, f.name) for f in dataclasses.fields(Sampling)}
-    return DenoisingSampling(**{**shared, **options})
+    fields = {f.name: getattr(sampling, f.name) for f in dataclasses.fields(Sampling)}
+    return DenoisingSampling(**{**fields, **options})
 
 
-def continued(prompt: tuple[int, ...], latents: np.ndarray, streams: tuple[StreamKey, ...]) -> Request:
+def continue_request(prompt: tuple[int, ...], latents: np.ndarray, streams: tuple[StreamKey, ...]) -> Request:
     """Build a request that goes on from the last of these latents, [n, D]."""
     blank = np.full((len(prompt), latents.shape[1]), np.nan, dtype=latents.dtype)
     return Request(prompt + (-1,) * len(latents), streams, extras={"latent": np.concatenate([blank, latents])})
 
 
-def joined(head: Completion, tail: Completion) -> Completion:
-    """Join the beginning of a sample and what was sampled from it on."""
+def concatenate(head: Completion, tail: Completion) -> Completion:
+    """Join the beginning of a sample and its continuation."""
     extras = {name: np.concatenate([x, tail.extras[name]]) for name, x in head.extras.items()}
     tokens, logprobs = head.tokens + tail.tokens, head.logprobs + tail.logprobs
     return dataclasses.replace(tail, tokens=tokens, logprobs=logprobs, extras=extras)
@@ -233,12 +235,12 @@ class _Branch:
     def step(self, session: Session, branches: int) -> Request:
         """Build the request of the step with noise, with a stream for each branch."""
         keys = [self._key(session, i, 0) for i in range(branches)]
-        return continued(self.prompt, self.path.extras["latent"][: self.at + 1], tuple(keys))
+        return continue_request(self.prompt, self.path.extras["latent"][: self.at + 1], tuple(keys))
 
     def end(self, session: Session, branch: int, y: Completion) -> Request:
         """Build the request of the ODE after the step with noise; nothing is drawn, so its stream is only a name."""
         latents = np.concatenate([self.path.extras["latent"][: self.at + 1], y.extras["latent"]])
-        return continued(self.prompt, latents, (self._key(session, branch, 1),))
+        return continue_request(self.prompt, latents, (self._key(session, branch, 1),))
 
     def _key(self, session: Session, branch: int, turn: int) -> StreamKey:
         return stream(session, self.draw, self.seed, (self.at, branch), turn)
@@ -269,7 +271,7 @@ def cut(sample: Completion, begin: int, end: int) -> Completion:
 
 
 def segment_begins(tokens: int, chunks: Sequence[int]) -> list[int]:
-    """Tokens at which segments begin: the initial noise, each chunk of steps and what follows them; [] each token.
+    """Tokens at which segments begin: the initial noise, each chunk of steps, the rest; [] for each token.
 
     >>> segment_begins(7, [2, 3]), segment_begins(3, [])
     ([0, 1, 3, 6], [0, 1, 2])

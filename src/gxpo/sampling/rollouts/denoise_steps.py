@@ -14,8 +14,17 @@ from gxpo.base.errors import ConfigError
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Completion, Sampling, Session, Task
 from gxpo.parts.registry import part
-from gxpo.sampling.rollouts.build import Count, Limit, RolloutPart, group_of, keyed, name_draws, requests, stream
-from gxpo.sampling.rollouts.denoise import Denoise, Noise, continued, cut, denoising, joined, latent_record, need_noise
+from gxpo.sampling.rollouts.build import Count, Limit, RolloutPart, group_of, name_draws, random_for, requests, stream
+from gxpo.sampling.rollouts.denoise import (
+    Denoise,
+    Noise,
+    concatenate,
+    continue_request,
+    cut,
+    denoising,
+    latent_record,
+    need_noise,
+)
 
 
 @part("denoise_steps", stage="rollout")
@@ -70,7 +79,7 @@ class DenoiseSteps(RolloutPart):
             streams = [tuple(stream(session, draws[g], i, (k, b)) for b in range(n)) for g, i, _ in paths]
             nexts = session.sample(
                 [
-                    continued(prompts[g], path.extras["latent"], keys)
+                    continue_request(prompts[g], path.extras["latent"], keys)
                     for (g, _, path), keys in zip(paths, streams, strict=True)
                 ],
                 one,
@@ -79,10 +88,12 @@ class DenoiseSteps(RolloutPart):
             if not nexts or nexts[0][0].extras["noise_scale"][0] == 0:
                 break
             grown = [
-                (g, i, joined(path, y), path, y) for (g, i, path), ys in zip(paths, nexts, strict=True) for y in ys
+                (g, i, concatenate(path, y), path, y) for (g, i, path), ys in zip(paths, nexts, strict=True) for y in ys
             ]
             if k >= self.begin:
-                requests_ahead = [continued(prompts[g], x.extras["latent"], streams[0][:1]) for g, _, x, _, _ in grown]
+                requests_ahead = [
+                    continue_request(prompts[g], x.extras["latent"], streams[0][:1]) for g, _, x, _, _ in grown
+                ]
                 ends = session.sample(requests_ahead, ahead)
                 for b, ((g, i, _, path, y), (end,)) in enumerate(zip(grown, ends, strict=True)):
                     sample = f"{group_of(session, draws[g])}/{i}"
@@ -98,7 +109,7 @@ class DenoiseSteps(RolloutPart):
                             info={"sample": sample, "denoising_step": k},
                         )
                     )
-            picks = [keyed(session, "pick", draws[g], i, k).randrange(n) for g, i, _ in paths]
+            picks = [random_for(session, "pick", draws[g], i, k).randrange(n) for g, i, _ in paths]
             paths = [grown[p * n + pick][:3] for p, pick in enumerate(picks)]
             k += 1
         if not records:
@@ -150,25 +161,25 @@ class Renoise(RolloutPart):
         first, last = self.begin, min(self.end or steps, steps)
         if rows and not 0 <= first < last:
             raise ConfigError(f"rollout.begin={first} and rollout.end={self.end}: the sampler has {steps} steps")
-        noised: dict[tuple[int, int], list[Completion]] = {(g, i): [] for g, i, _ in rows}
+        renoised_latents: dict[tuple[int, int], list[Completion]] = {(g, i): [] for g, i, _ in rows}
         for j in range(self.levels):
             # rows of one time are noised together; the random numbers are the group's, or the sample's own
             by_step: dict[int, list[tuple[int, int, Completion, int]]] = {}
             for g, i, sample in rows:
                 owner = 0 if self.shared_noise else i
-                u = keyed(session, "time", draws[g], owner, j).random()
+                u = random_for(session, "time", draws[g], owner, j).random()
                 k = first + int((last - first) * (j + u) / self.levels)
                 by_step.setdefault(k, []).append((g, i, sample, owner))
             for k, members in by_step.items():
                 renoise_requests = [
-                    continued(prompts[g], x.extras["latent"][-1:], (stream(session, draws[g], owner, (j,), 2),))
+                    continue_request(prompts[g], x.extras["latent"][-1:], (stream(session, draws[g], owner, (j,), 2),))
                     for g, _, x, owner in members
                 ]
                 noised_rows = session.sample(renoise_requests, dataclasses.replace(ode, renoised=k))
                 for (g, i, _, _), (y,) in zip(members, noised_rows, strict=True):
-                    noised[g, i].append(y)
+                    renoised_latents[g, i].append(y)
         return Forest.from_records(
-            [self._record(session, tasks[g], draws[g], i, noised[g, i], x, prompts[g]) for g, i, x in rows]
+            [self._record(session, tasks[g], draws[g], i, renoised_latents[g, i], x, prompts[g]) for g, i, x in rows]
         )
 
     @staticmethod
@@ -177,14 +188,14 @@ class Renoise(RolloutPart):
         task: Task,
         draw: str,
         i: int,
-        noised: Sequence[Completion],
+        renoised_latents: Sequence[Completion],
         sample: Completion,
         prompt: tuple[int, ...],
     ) -> dict[str, Any]:
         """Build the record of a sample and of its re-noised latents."""
-        group, n = group_of(session, draw), len(noised)
+        group, n = group_of(session, draw), len(renoised_latents)
         end = cut(sample, len(sample.tokens) - 1, len(sample.tokens))
-        row = latent_record(session, task, group, f"{group}/{i}", [*noised, end], prompt=list(prompt))
+        row = latent_record(session, task, group, f"{group}/{i}", [*renoised_latents, end], prompt=list(prompt))
         turn = row["turns"][0]
         turn["trainable"] = [True] * n + [False]
         turn["extras"]["renoised"] = (torch.arange(n + 1) < n).to(torch.float64)

@@ -19,7 +19,7 @@ from gxpo.sampling.rollouts.base import Rollout, Round
 from gxpo.sampling.rollouts.episodes import Play
 
 
-def mixed(success: Tensor, group: Tensor) -> Tensor:
+def is_mixed(success: Tensor, group: Tensor) -> Tensor:
     """Mark [R] the members of groups whose verdicts differ, or that have one member only.
 
     success [R] (nan unknown: not compared), group [R] ids. A group whose verdicts are all unknown is not mixed.
@@ -76,7 +76,7 @@ class DynamicSampling(Rollout):
         play.session.budget.discarded += sum(group not in chosen_groups for r in rounds for group in r.forest.group)
         if not chosen_groups:
             raise TaskError(
-                f"dynamic sampling: none of {len(play.drawn)} groups has both a success and a failure; make the "
+                f"dynamic sampling: none of {len(play.step_draws)} groups has both a success and a failure; make the "
                 "tasks harder or easier, raise rollout.group_size, or leave dynamic sampling out"
             )
         return mixed_forest.select(
@@ -88,4 +88,4 @@ def _mixed_groups(batch: Round) -> Forest:
     """Select the groups of a round whose verdicts differ; unscored attempts have no verdict."""
     forest = batch.scored
     forest.need_verdicts("dynamic sampling")
-    return forest.select(mixed(torch.where(forest.scored, forest.success, torch.nan), forest.ids("group", axis="R")))
+    return forest.select(is_mixed(torch.where(forest.scored, forest.success, torch.nan), forest.ids("group", axis="R")))

@@ -33,7 +33,7 @@ from gxpo.parts.protocols import (
     TimeStep,
     instance_of,
 )
-from gxpo.sampling.rollouts.attempts import Attempts, Draw, Episode, Fork, Prompt, Snapshot, forked
+from gxpo.sampling.rollouts.attempts import Attempts, Draw, Episode, Fork, Prompt, Snapshot, fork_episode
 from gxpo.sampling.rollouts.build import forest_of, name_draws
 from gxpo.sampling.rollouts.context import Context
 
@@ -58,7 +58,7 @@ class Play:
         self.envs: Envs = session.envs  # type: ignore[assignment]  # read only if there is a world
         self.rules = session.episode if self.world else EpisodeRules()
         self.episodes: list[Episode] = []  # all that were begun, each fork after its base
-        self.drawn: list[Draw] = []  # draws of the step so far, one for each group
+        self.step_draws: list[Draw] = []  # draws of the step so far, one for each group
         self._draw_counts = Counter[str]()
         self._can_snapshot = restorable and self.world and "snapshots" in self.envs.provides
         self.concurrent = self.world and getattr(self.envs, "concurrent", False)
@@ -77,7 +77,7 @@ class Play:
         """Add draws of these tasks to the step; a task that was drawn in this step before gets a group of its own."""
         names = name_draws(tasks, self._draw_counts)
         new_draws = [Draw(task, n, f"s{self.session.step}/{n}") for task, n in zip(tasks, names, strict=True)]
-        self.drawn += new_draws
+        self.step_draws += new_draws
         return new_draws
 
     def start(self, tasks: Sequence[Task], draws: Sequence[str], group_size: int) -> list[Episode]:
@@ -109,11 +109,11 @@ class Play:
         # a prompt is encoded once for all attempts of its spec: a `Prompt` holds no state that they could disturb
         task_by_spec = {a: a.task if a.wording is None else a.wording.of_task(a.task) for a in specs}
         sampled_contexts = {a: Prompt(self.session.encode(task)) for a, task in task_by_spec.items()}
-        trained_contexts = {a: Prompt(self.session.encode(a.task)) for a in specs if a.hidden}
+        trained_contexts = {a: Prompt(self.session.encode(a.task)) for a in specs if a.hides_wording}
         openings = {a: ContextUpdate(trained_contexts.get(a, sampled_contexts[a]).ids, rebuilt=True) for a in specs}
         return [
             Episode(
-                name, a.task if a.hidden else task_by_spec[a], a.group, key, sampled_contexts[a], openings[a],
+                name, a.task if a.hides_wording else task_by_spec[a], a.group, key, sampled_contexts[a], openings[a],
                 TimeStep("", a.task.id), spec=a, label=label, trained_context=trained_contexts.get(a),
                 info=dict(a.info),
             )
@@ -149,7 +149,7 @@ class Play:
         new_context = functools.partial(
             Context, self.session.chat, self.rules, self.envs.instructions, self.envs.tools, self.session.system
         )
-        context, trained_context = new_context(wording=spec.wording), new_context() if spec.hidden else None
+        context, trained_context = new_context(wording=spec.wording), new_context() if spec.hides_wording else None
         # a broken environment has shown nothing; its attempt still needs a context for its empty action
         observation = "" if isinstance(answer, EnvFailure) else answer.observation
         opening = context.open(observation)
@@ -164,7 +164,7 @@ class Play:
         requests = [fork if isinstance(fork, Fork) else Fork(*fork) for fork in forks]
         self._check_forks(requests)
         if not self.world:
-            twins = [forked(fork, fork.base) for fork in requests]
+            twins = [fork_episode(fork, fork.base) for fork in requests]
             for fork, twin in zip(requests, twins, strict=True):
                 if fork.anew:
                     twin.begin_anew()
@@ -179,7 +179,7 @@ class Play:
             places = [
                 f.base.snapshots[f.turn] if f.turn < len(f.base.turns) else snapshots_now[f.base.name] for f in requests
             ]
-            twins = [forked(fork, place) for fork, place in zip(requests, places, strict=True)]
+            twins = [fork_episode(fork, place) for fork, place in zip(requests, places, strict=True)]
             # `begin_anew` empties the replies, which are needed to bring the environment back
             past_replies = {twin.name: [r for r in twin.replies if r is not None] for twin in twins}
             for fork, twin in zip(requests, twins, strict=True):
@@ -187,7 +187,7 @@ class Play:
                     twin.begin_anew()
             self._restore(list(zip(twins, places, strict=True)), past_replies)
         # an attempt is counted when its first turn is sampled; a fork that inherits turns never samples its first
-        self.session.budget.rollouts += sum(twin.inherited > 0 for twin in twins)
+        self.session.budget.rollouts += sum(twin.n_inherited > 0 for twin in twins)
         self.episodes += twins
         return twins
 
@@ -195,20 +195,20 @@ class Play:
         """Raise GxpoError for a fork from a place that its base never reached, or with another attempt's name."""
         names = {e.name for e in self.episodes}
         for fork in forks:
-            base, turns, who = fork.base, len(fork.base.turns), f"a fork of attempt {fork.base.name!r}"
+            base, turns, label = fork.base, len(fork.base.turns), f"a fork of attempt {fork.base.name!r}"
             # without a world the one turn is the answer itself: a fork is within it, or before it
             last_turn = turns if self.world else 0
             if not 0 <= fork.turn <= last_turn:
-                raise GxpoError(f"{who} leaves it before turn {fork.turn}: it has turns 0 to {last_turn}")
+                raise GxpoError(f"{label} leaves it before turn {fork.turn}: it has turns 0 to {last_turn}")
             length = len(base.action_tokens(fork.turn)) if fork.turn < turns else 0
             if not 0 <= fork.token <= length:
-                raise GxpoError(f"{who} leaves turn {fork.turn} after {fork.token} tokens: its action has {length}")
+                raise GxpoError(f"{label} leaves turn {fork.turn} after {fork.token} tokens: its action has {length}")
             sampling = None if fork.anew or base.spec is None else base.spec.sampling
             limit = (sampling or self.session.sampling).max_new_tokens
             if fork.token >= limit:
-                raise GxpoError(f"{who} after {fork.token} tokens has no room: an action has {limit} at most")
+                raise GxpoError(f"{label} after {fork.token} tokens has no room: an action has {limit} at most")
             if fork.name in names:
-                raise GxpoError(f"{who} is named {fork.name!r}, as another attempt is: give it a name of its own")
+                raise GxpoError(f"{label} is named {fork.name!r}, as another attempt is: give it a name of its own")
             names.add(fork.name)
 
     def _take_snapshots(self, episodes: Sequence[Episode]) -> dict[str, Snapshot]:
@@ -259,33 +259,33 @@ class Play:
         episode.step(failure, self.rules.max_turns)
 
     # ------------------------------------------------------------ playing
-    def running(self, episodes: Sequence[Episode]) -> list[Episode]:
+    def active(self, episodes: Sequence[Episode]) -> list[Episode]:
         """Return the episodes that go on; end those whose context leaves no room for an action."""
         if not self.world:
             return [episode for episode in episodes if episode.end is None]
-        running = []
+        active = []
         for episode in episodes:
             room = self.rules.max_context - len(episode.context.ids)
             if episode.end is None and room < self.session.sampling.max_new_tokens:
                 episode.end = "context"
                 # a record needs a turn of its own, so that the attempt is counted
-                if len(episode.turns) == episode.inherited:
+                if len(episode.turns) == episode.n_inherited:
                     episode.act(Completion([], [], "none"))
             if episode.end is None:
-                running.append(episode)
-        return running
+                active.append(episode)
+        return active
 
-    def turn(self, running: Sequence[Episode], sampling: Sampling | None = None) -> None:
+    def turn(self, active: Sequence[Episode], sampling: Sampling | None = None) -> None:
         """Sample an action of every episode and step their environments."""
-        if running:
-            self.take(*self._actions(running, sampling))
+        if active:
+            self.take(*self._actions(active, sampling))
 
-    def _actions(self, running: Sequence[Episode], sampling: Sampling | None) -> tuple[list[Episode], list[Completion]]:
+    def _actions(self, active: Sequence[Episode], sampling: Sampling | None) -> tuple[list[Episode], list[Completion]]:
         """Sample the next action of every episode; return the episodes that have one, and their actions."""
         # one engine call for each sampling setting (and prefix length), one actor call for each actor
         by_sampling: dict[tuple[Sampling | None, int], list[Episode]] = {}
         by_actor: dict[Actor, list[Episode]] = {}
-        for episode in running:
+        for episode in active:
             spec = episode.spec
             if spec is not None and spec.actor is not None:
                 by_actor.setdefault(spec.actor, []).append(episode)
@@ -298,17 +298,17 @@ class Play:
         for actor, batch in by_actor.items():
             pairs = zip(batch, actor(batch, self), strict=True)
             actions |= {episode: completion for episode, completion in pairs if completion is not None}
-        # in the order of `running`, whichever call each action came from
-        for episode in running:
+        # in the order of `active`, whichever call each action came from
+        for episode in active:
             if episode not in actions:
                 self._end_lost(episode)
-        acting = [e for e in running if e in actions]
+        acting = [e for e in active if e in actions]
         return acting, [actions[e] for e in acting]
 
     @staticmethod
     def _end_lost(episode: Episode) -> None:
         """End an episode whose actor knows no action, unscored."""
-        if len(episode.turns) == episode.inherited:
+        if len(episode.turns) == episode.n_inherited:
             episode.act(Completion([], [], "none"))
         episode.end = episode.failure = "lost"
 
@@ -317,16 +317,16 @@ class Play:
         return min(1, len(episode.action_prefix)) if self.at_once else len(episode.action_prefix)
 
     def _sample(self, episodes: Sequence[Episode], sampling: Sampling | None) -> list[Completion]:
-        """Sample an action of each episode, or what follows its prefix."""
+        """Sample an action of each episode, or the rest of one that has a prefix."""
         requests, limit = self._requests(episodes), (sampling or self.session.sampling).max_new_tokens
-        # the limit is of the whole action: the call gives room to the shortest prefix, `within` cuts the others
+        # the limit is of the whole action: the call gives room to the shortest prefix, `truncate` cuts the others
         if shortest_prefix := min(len(e.action_prefix) for e in episodes):
             sampling = dataclasses.replace(sampling or self.session.sampling, max_new_tokens=limit - shortest_prefix)
         groups = self.session.sample(requests) if sampling is None else self.session.sample(requests, sampling)
         completions = [completion for group in groups for completion in group]
         if not shortest_prefix:
             return completions
-        return [c.within(limit - len(e.action_prefix)) for e, c in zip(episodes, completions, strict=True)]
+        return [c.truncate(limit - len(e.action_prefix)) for e, c in zip(episodes, completions, strict=True)]
 
     @staticmethod
     def _requests(episodes: Sequence[Episode]) -> list[Request]:
@@ -339,31 +339,31 @@ class Play:
             requests.append(dataclasses.replace(request, streams=streams) if others else request)
         return requests
 
-    def take(self, running: Sequence[Episode], actions: Sequence[Completion]) -> None:
+    def take(self, active: Sequence[Episode], actions: Sequence[Completion]) -> None:
         """Take given actions of the episodes, whoever chose them, and step their environments."""
         if not self.world:
-            for episode, completion in zip(running, actions, strict=True):
+            for episode, completion in zip(active, actions, strict=True):
                 episode.act(completion)
                 episode.end = "done"
             return
-        moves = self.moves(running, actions)
+        moves = self.moves(active, actions)
         answers = self.envs.step(moves) if moves else {}
-        for episode in running:
+        for episode in active:
             if episode.name in answers:
                 episode.step(answers[episode.name], self.rules.max_turns)
 
-    def moves(self, running: Sequence[Episode], actions: Sequence[Completion]) -> dict[str, Reply]:
+    def moves(self, active: Sequence[Episode], actions: Sequence[Completion]) -> dict[str, Reply]:
         """Append these actions to the episodes; return the replies for the environments, by episode name."""
         if self.restorable:
-            for episode, at in zip(running, self._take_snapshots(running).values(), strict=True):
+            for episode, at in zip(active, self._take_snapshots(active).values(), strict=True):
                 episode.snapshots.append(at)
         moves: dict[str, Reply] = {}
-        for episode, completion in zip(running, actions, strict=True):
+        for episode, completion in zip(active, actions, strict=True):
             is_summary = episode.context.summarising
             reply = episode.act(completion)
             # the environment never sees a summary; the context begins again from it
             if is_summary:
-                episode._go_on(lambda context, summary=reply.content: context.summarised(summary))
+                episode._go_on(lambda context, summary=reply.content: context.summarise(summary))
             else:
                 moves[episode.name] = reply
         return moves
@@ -372,23 +372,23 @@ class Play:
         """Play these episodes to their ends; if environments work concurrently, each at its own pace."""
         if self.concurrent:
             return self._finish_each_at_its_pace(episodes, sampling)
-        while running := self.running(episodes):
-            self.turn(running, sampling)
+        while active := self.active(episodes):
+            self.turn(active, sampling)
 
     def _finish_each_at_its_pace(self, episodes: Sequence[Episode], sampling: Sampling | None) -> None:
         """Play episodes on as soon as their own environment has answered, sampling together those that are ready."""
         envs: Any = self.envs
         order = {episode: i for i, episode in enumerate(episodes)}
-        ready, waiting = list(episodes), dict[str, Episode]()
+        ready, episode_by_name = list(episodes), dict[str, Episode]()
         while True:
             # act in every episode that can; only those whose action was a summary are ready again at once
-            if running := self.running(ready):
-                acting, actions = self._actions(running, sampling)
+            if active := self.active(ready):
+                acting, actions = self._actions(active, sampling)
                 moves = self.moves(acting, actions)
                 envs.submit(moves)
-                waiting |= {episode.name: episode for episode in acting if episode.name in moves}
+                episode_by_name |= {episode.name: episode for episode in acting if episode.name in moves}
                 ready = [episode for episode in acting if episode.name not in moves]
-            elif not waiting:
+            elif not episode_by_name:
                 return
             else:
                 ready = []
@@ -396,7 +396,7 @@ class Play:
                 continue
             # block until some environment has answered
             for name, answer in envs.collect().items():
-                episode = waiting.pop(name)
+                episode = episode_by_name.pop(name)
                 episode.step(answer, self.rules.max_turns)
                 ready.append(episode)
             # environments answer in any order: the order of the engine's batch must not depend on it
@@ -423,9 +423,9 @@ class Play:
 
         It has the scores that they have so far; component "env" holds what the environment paid.
         """
-        return self.recalled(self._unscored_forest(episodes))
+        return self.restore_scores(self._unscored_forest(episodes))
 
-    def recalled(self, forest: Forest) -> Forest:
+    def restore_scores(self, forest: Forest) -> Forest:
         """Return the forest with the scores that the session remembers of its attempts."""
         recall = getattr(self.session, "recall", None)  # a session of one's own may have none
         return forest if recall is None else recall(forest)
@@ -433,13 +433,17 @@ class Play:
     def _unscored_forest(self, episodes: Sequence[Episode] | None) -> Forest:
         """Build the unscored forest of these episodes (default: all)."""
         chosen_ids = None if episodes is None else set(map(id, episodes))
-        chosen = [e for e in self.episodes if chosen_ids is None or id(e) in chosen_ids]
+        episodes_to_record = [e for e in self.episodes if chosen_ids is None or id(e) in chosen_ids]
         # samples of prompts need no records, unless the policy's version changed within one of them
-        are_samples = all(e.is_sample_of_prompt for e in chosen) and all(e.trained_context is None for e in chosen)
-        if are_samples and not any(e.sampled is not None and e.sampled.versions for e in chosen):
-            return self._forest_of_samples(chosen)
+        are_samples = all(e.is_sample_of_prompt for e in episodes_to_record) and all(
+            e.trained_context is None for e in episodes_to_record
+        )
+        if are_samples and not any(
+            e.newest_action is not None and e.newest_action.versions for e in episodes_to_record
+        ):
+            return self._forest_of_samples(episodes_to_record)
         # a fork's record refers to its base's, so bases are written too, and left out of the forest again
-        with_bases = {id(e) for e in chosen}
+        with_bases = {id(e) for e in episodes_to_record}
         # bases come before their forks, so one pass from the end also finds the bases of bases
         for e in reversed(self.episodes):
             if id(e) in with_bases and e.base is not None:
@@ -451,7 +455,7 @@ class Play:
         forest = Forest.from_records(
             [e.record(dataclasses.asdict(self._recorded_sampling(e))) for e in episodes_with_bases]
         )
-        if len(episodes_with_bases) == len(chosen):
+        if len(episodes_with_bases) == len(episodes_to_record):
             return forest
         return forest.select(
             [row for row, e in enumerate(episodes_with_bases) if chosen_ids is None or id(e) in chosen_ids]
@@ -471,7 +475,7 @@ class Play:
             [e.task for e in firsts],
             [e.group for e in firsts],
             [e.opening.ids for e in firsts],
-            [[e.sampled for e in group if e.sampled is not None] for group in groups],
+            [[e.newest_action for e in group if e.newest_action is not None] for group in groups],
             self.session.sampling,
             ids=[e.id for e in episodes],
         )
@@ -492,7 +496,7 @@ class Play:
                 "policy": forest.policy.index_copy(0, forest.last_action, policy_index_R),
             }
         # measured attempts give scores and nothing else: no gradient, no comparison, no weight
-        measured_R = torch.tensor([a.measured for a in specs], dtype=torch.bool)
+        measured_R = torch.tensor([a.is_measurement for a in specs], dtype=torch.bool)
         if bool(measured_R.any()):
             trainable_T = forest.trainable.clone()
             trainable_T[forest.path_token[forest.to_path(measured_R, "R")]] = False

@@ -20,10 +20,10 @@ from gxpo.sampling.rollouts.build import (
     Limit,
     RolloutPart,
     action,
-    dotted,
+    dotted_name,
     group_of,
-    keyed,
     name_draws,
+    random_for,
     record,
     stream,
 )
@@ -79,9 +79,11 @@ def carry_out(play: Play, actions: Sequence[tuple[Place, StreamKey, Completion]]
 
     `play` must be restorable.
     """
-    episodes = play.fork([(place.episode, place.turn, key, f"{key.task}/{dotted(key)}") for place, key, _ in actions])
+    episodes = play.fork(
+        [(place.episode, place.turn, key, f"{key.task}/{dotted_name(key)}") for place, key, _ in actions]
+    )
     # these actions were counted as rollouts when they were sampled: `fork` has counted them a second time
-    play.session.budget.rollouts -= sum(e.inherited > 0 for e in episodes)
+    play.session.budget.rollouts -= sum(e.n_inherited > 0 for e in episodes)
     alive = [(e, completion) for e, (_, _, completion) in zip(episodes, actions, strict=True) if e.end is None]
     play.take([e for e, _ in alive], [completion for _, completion in alive])
     return episodes
@@ -96,16 +98,16 @@ def expert_ways(play: Play, tasks: Sequence[Task], draws: Sequence[str]) -> list
     session = play.session
     end = tuple(session.chat.stop_ids[:1])
     episodes = play.start(tasks, draws, 1)
-    while running := play.running(episodes):
-        expert_texts = play.envs.expert([e.name for e in running])
+    while active := play.active(episodes):
+        expert_texts = play.envs.expert([e.name for e in active])
         # an expert that has no action left ends its episode as lost: nothing of it serves as an example
-        for episode in running:
+        for episode in active:
             text = expert_texts[episode.name]
             if isinstance(text, EnvFailure):
                 episode.end, episode.failure = text.kind, text.message
             elif text is None:
                 episode.end = "lost"
-        acting = [e for e in running if e.end is None]
+        acting = [e for e in active if e.end is None]
         # ended by the chat's stop id, as an action of the policy would be
         action_tokens = [(*session.tokenize(str(expert_texts[e.name])), *end) for e in acting]
         play.take(acting, [Completion(list(ids), [], "stop") for ids in action_tokens])
@@ -129,7 +131,7 @@ def draw_places(ways: Sequence[Sequence[Place]], steps: int, session: Session) -
     out = []
     for way in ways:
         if steps and len(way) > steps:
-            draws = keyed(session, way[0].draw, "expert")
+            draws = random_for(session, way[0].draw, "expert")
             out += [way[i] for i in sorted(draws.sample(range(len(way)), steps))]
         else:
             out += way
@@ -155,8 +157,8 @@ def named_call(reply: Reply) -> tuple[str, str]:
         return (call.name if is_only_call else "", _texts(call.arguments))
     text = _last_tagged(reply.content).strip()
     with suppress(ValueError, KeyError, TypeError):
-        parsed = json.loads(text)
-        return (str(parsed["name"]), _texts(parsed["arguments"]))
+        fields = json.loads(text)
+        return (str(fields["name"]), _texts(fields["arguments"]))
     name = re.match(r"\w*", text)
     assert name is not None
     return (name[0], text[name.end() :].strip())
@@ -164,13 +166,13 @@ def named_call(reply: Reply) -> tuple[str, str]:
 
 def _last_tagged(text: str) -> str:
     """Return the text in the element `<name>...</name>` that is closed last; without one the whole text."""
-    opened: dict[str, int] = {}
+    open_tags: dict[str, int] = {}
     inside = text
     for tag in _TAG.finditer(text):
         if not tag[1]:
-            opened[tag[2]] = tag.end()
-        elif tag[2] in opened:
-            inside = text[opened.pop(tag[2]) : tag.start()]
+            open_tags[tag[2]] = tag.end()
+        elif tag[2] in open_tags:
+            inside = text[open_tags.pop(tag[2]) : tag.start()]
     return inside
 
 

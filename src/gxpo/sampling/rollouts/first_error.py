@@ -49,15 +49,15 @@ def call_each(function: Callable[..., Any], key: str, arguments: Sequence[tuple[
     return results
 
 
-def step_scores(returned: Any, n_steps: int) -> list[float | None]:
-    """Check what a judge of steps returned: a number, or None, for each; [] if it did not.
+def step_scores(answer: Any, n_steps: int) -> list[float | None]:
+    """Validate a step judge's answer: a number or None for each step; [] if it is anything else.
 
     >>> step_scores([1, None, 0.5], 3), step_scores("good", 3)
     ([1.0, None, 0.5], [])
     """
-    if not isinstance(returned, list | tuple) or len(returned) != n_steps:
+    if not isinstance(answer, list | tuple) or len(answer) != n_steps:
         return []
-    numbers = [x for x in returned if x is not None]
+    numbers = [x for x in answer if x is not None]
     if any(isinstance(x, bool) or not isinstance(x, int | float) or math.isnan(x) for x in numbers):
         return []
-    return [None if x is None else float(x) for x in returned]
+    return [None if x is None else float(x) for x in answer]

@@ -90,10 +90,10 @@ class Role:
         """
         matches = []
         for call in self.calls:
-            left = call.most - list(past).count(call)
-            matches += [(match, call) for match in list(re.finditer(call.pattern, text))[:left]]
-        ordered = sorted(matches, key=lambda pair: pair[0].start())
-        return [(call, match[1 if match.re.groups else 0] or "") for match, call in ordered]
+            n_left = call.most - list(past).count(call)
+            matches += [(match, call) for match in list(re.finditer(call.pattern, text))[:n_left]]
+        in_order = sorted(matches, key=lambda pair: pair[0].start())
+        return [(call, match[1 if match.re.groups else 0] or "") for match, call in in_order]
 
     def satisfied(self, texts: Texts) -> bool:
         """Return True if the role accepts the work; a role that can't send anything back always does."""
@@ -151,14 +151,14 @@ class Graph:
 
     def _check_texts(self, role: Role) -> None:
         """Raise ConfigError for a name in a role's templates that no text has."""
-        allowed = [TASK, *([REQUEST] if role in self.helpers else []), *self.names]
+        fields = [TASK, *([REQUEST] if role in self.helpers else []), *self.names]
         replies = [call.reply for call in role.calls]
         for text in (role.prompt, role.again, role.answer, *replies, *(self.cases or ())):
             for _, name, _, _ in string.Formatter().parse(text) if isinstance(text, str) else ():
-                if name is not None and name not in allowed:
+                if name is not None and name not in fields:
                     raise ConfigError(
-                        f"team: a text of role {role.name!r} has {{{name}}}{did_you_mean(name, allowed)}; there is "
-                        f"{', '.join(f'{{{x}}}' for x in allowed)}; write literal braces twice"
+                        f"team: a text of role {role.name!r} has {{{name}}}{did_you_mean(name, fields)}; there is "
+                        f"{', '.join(f'{{{x}}}' for x in fields)}; write literal braces twice"
                     )
 
     def _check_calls(self) -> None:
@@ -186,16 +186,16 @@ class Graph:
         callees = {role.name: {call.helper for call in role.calls} for role in self.members}
         for name in helpers:
             # all that a helper can lead to: itself among them is a circle
-            reached, new = set[str](), callees[name]
+            reachable, new = set[str](), callees[name]
             while new:
-                reached |= new
-                new = {y for x in new for y in callees[x]} - reached
-            if name in reached:
+                reachable |= new
+                new = {y for x in new for y in callees[x]} - reachable
+            if name in reachable:
                 raise ConfigError(
                     f"team: helper {name!r} may call itself through others, so the graph has no end: leave out one of "
                     "these calls"
                 )
-            if not any(name in called for called in callees.values()):
+            if not any(name in names for names in callees.values()):
                 raise ConfigError(f"team: no role calls the helper {name!r}: give one a Call, or leave it out")
 
     def __getitem__(self, name: str) -> Role:
@@ -225,7 +225,7 @@ class Graph:
         return self.roles[place] if place < len(self.roles) else None, round
 
 
-def filled(text: Text, texts: Texts) -> str:
+def fill_text(text: Text, texts: Texts) -> str:
     """Fill a template with texts, or call the function that stands in its place."""
     return text.format_map(texts) if isinstance(text, str) else text(texts)
 
@@ -336,7 +336,7 @@ halves = Graph(
 )
 
 # For models that follow instructions: two answer, and a leader who reads both gives the team's answer.
-led = Graph(
+led_team = Graph(
     (
         Role("first"),
         Role("second", at_once=True),
@@ -398,7 +398,7 @@ searching = Graph(
 
 GRAPHS: dict[str, Graph] = {
     "halves": halves,
-    "led": led,
+    "led": led_team,
     "asking": asking,
     "searching": searching,
     "solver_verifier": solver_verifier,

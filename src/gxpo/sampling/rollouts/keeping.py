@@ -9,8 +9,8 @@ import torch
 from gxpo.forest.forest import Forest
 from gxpo.sampling.rollouts.base import Round
 from gxpo.sampling.rollouts.episodes import Play
-from gxpo.sampling.rollouts.reference import DEMONSTRATION, accepted
-from gxpo.sampling.rollouts.replay_buffer import last_failed, side_by_side, without
+from gxpo.sampling.rollouts.reference import DEMONSTRATION, accept_references
+from gxpo.sampling.rollouts.replay_buffer import drop_rows, last_failed, side_by_side
 
 
 def everything(rounds: Sequence[Round], play: Play, group_size: int) -> Forest:
@@ -68,6 +68,6 @@ def for_last_failure(rounds: Sequence[Round], play: Play, group_size: int) -> Fo
         return forest
     references = rounds[1].forest
     failed_rows = [last_failed(forest, group) for group in references.group]
-    others = without(forest, [row for row in failed_rows if row is not None])
+    others = drop_rows(forest, [row for row in failed_rows if row is not None])
     references = references.replace(id=[f"{group}/reference" for group in references.group])
-    return accepted(side_by_side(Forest.concat([others, references])), play.session)
+    return accept_references(side_by_side(Forest.concat([others, references])), play.session)

@@ -23,7 +23,7 @@ from gxpo.parts.protocols import Message, Session, Task
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.build import RolloutPart, Text, group_of, name_draws, record
 from gxpo.sampling.rollouts.coded import Coded
-from gxpo.sampling.rollouts.reference import in_tokens, unrestricted
+from gxpo.sampling.rollouts.reference import in_tokens, lift_restrictions
 from gxpo.sampling.rollouts.rounds import Independent
 from gxpo.sampling.rollouts.wording import Wording, check_template
 
@@ -215,15 +215,15 @@ class File:
         )
         for forest, step in itertools.islice(steps, CHECKED_ACTIONS):
             text, ids = forest.action_text[step], forest.action(step)
-            if text is not None and _decoded(decode, ids) != text:
+            if text is not None and _decode(decode, ids) != text:
                 raise RecordError(
                     f"{self.path}: ids {ids[:8]} of {forest.id[int(forest.step_trajectory[step])]!r} are "
-                    f"{_decoded(decode, ids)!r:.40} under the run's tokenizer and {text!r:.40} in the records: they "
+                    f"{_decode(decode, ids)!r:.40} under the run's tokenizer and {text!r:.40} in the records: they "
                     "are another tokenizer's"
                 )
 
 
-def _decoded(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> str | None:
+def _decode(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> str | None:
     """Decode ids; None if the tokenizer has no such ids."""
     try:
         return decode(ids)
@@ -259,7 +259,7 @@ class Logged(RolloutPart):
     bounds: list[float] = field(default_factory=lambda: [0.5])
     template: str = "Outcome {code}.\n{prompt}"
     read: dict[str, File] = field(init=False, repr=False, compare=False, default_factory=dict)
-    checked: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
+    checked_files: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
 
     def __post_init__(self) -> None:
         check_template("rollout.template", self.template, ("prompt", "code"))
@@ -358,9 +358,9 @@ class Logged(RolloutPart):
 
     def _draw_from_file(self, n: int, session: Session) -> Forest:
         # another tokenizer's ids would train on other texts without a word, so a few are compared once a file
-        if self.file not in self.checked:
+        if self.file not in self.checked_files:
             self.records.check_tokens(session.decode)
-            self.checked.add(self.file)
+            self.checked_files.add(self.file)
         pieces, groups, ids = list[Forest](), Counter[str](), Counter[str]()
         # a group that a step draws twice, in a new epoch, gets another name and other ids
         for group in self.records.draw(n, session.step, session.seed):
@@ -398,7 +398,7 @@ class Logged(RolloutPart):
                 context_columns = {"context" if update.rebuilt else "observation": list(update.ids)}
         if not prompt_ids:
             raise TaskError(f"task {task.id!r}: its prompt has no tokens")
-        sampling = dataclasses.asdict(unrestricted(session.sampling))
+        sampling = dataclasses.asdict(lift_restrictions(session.sampling))
         line = record(task, group, f"{draw}/{answer.name}", session.sampling, prompt=list(prompt_ids), turns=turns)
         verdicts = {"reward": answer.outcome, "success": answer.success, "origin": LOGGED, "info": dict(answer.info)}
         return {**line, **verdicts, "sampling": sampling}

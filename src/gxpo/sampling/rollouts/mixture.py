@@ -15,7 +15,7 @@ from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.attempts import Attempts, Draw
 from gxpo.sampling.rollouts.base import Count, Rollout
 from gxpo.sampling.rollouts.baseline import BASELINE, REFERENCE
-from gxpo.sampling.rollouts.build import keyed
+from gxpo.sampling.rollouts.build import random_for
 from gxpo.sampling.rollouts.episodes import Play
 
 Share = Annotated[float, Interval(gt=0, lt=1)]
@@ -68,7 +68,9 @@ class Mixture(Rollout):
     @property
     def share(self) -> float:
         """Share of the policy in the next step; 1 - floor before anything is known."""
-        (own_sum, own_n), (base_sum, base_n) = (self.sums.get(who, [0.0, 0.0]) for who in ("policy", BASELINE))
+        (own_sum, own_n), (base_sum, base_n) = (
+            self.sums.get(policy_name, [0.0, 0.0]) for policy_name in ("policy", BASELINE)
+        )
         if not base_n:
             return 1.0 - self.floor
         own_bound = lower_bound(own_sum / own_n if own_n else 0.0, own_n, self.delta)
@@ -78,30 +80,34 @@ class Mixture(Rollout):
         out = []
         for draw in draws:
             exact_count = self.share * self.group_size
-            n_own = math.floor(exact_count) + (keyed(play.session, draw.name, "mixture").random() < exact_count % 1)
+            n_own = math.floor(exact_count) + (
+                random_for(play.session, draw.name, "mixture").random() < exact_count % 1
+            )
             if n_own:
                 out.append(draw.attempts(n_own))
             if n_own < self.group_size:
                 n_base = self.group_size - n_own
                 out.append(
-                    draw.attempts(n_base, first=n_own, label=BASELINE, origin=BASELINE, policy=REFERENCE, measured=True)
+                    draw.attempts(
+                        n_base, first=n_own, label=BASELINE, origin=BASELINE, policy=REFERENCE, is_measurement=True
+                    )
                 )
         return out
 
     # ------------------------------------------------------------ memory
     def observe(self, forest: Forest) -> None:
         """Add the outcomes of both; those of earlier steps count `discount`."""
-        for who in ("policy", BASELINE):
+        for policy_name in ("policy", BASELINE):
             rows = zip(forest.origin, forest.outcome.tolist(), strict=True)
-            outcomes = [min(max(x, 0.0), 1.0) for origin, x in rows if origin == who and math.isfinite(x)]
-            total, n = self.sums.get(who, [0.0, 0.0])
-            self.sums[who] = [self.discount * total + math.fsum(outcomes), self.discount * n + len(outcomes)]
+            outcomes = [min(max(x, 0.0), 1.0) for origin, x in rows if origin == policy_name and math.isfinite(x)]
+            total, n = self.sums.get(policy_name, [0.0, 0.0])
+            self.sums[policy_name] = [self.discount * total + math.fsum(outcomes), self.discount * n + len(outcomes)]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": {who: list(row) for who, row in self.sums.items()}}
+        return {"sums": {policy_name: list(row) for policy_name, row in self.sums.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if set(state) != {"sums"}:
             raise CheckpointError(f"the checkpoint's rollout part holds {sorted(state)}, not 'sums'")
         self.sums.clear()
-        self.sums.update({who: [float(x) for x in row] for who, row in state["sums"].items()})
+        self.sums.update({policy_name: [float(x) for x in row] for policy_name, row in state["sums"].items()})

@@ -142,7 +142,7 @@ class MonteCarloValues(Rollout):
         """Measure the states that the budget holds at their longest, then more with the tokens that these left over."""
         waiting_by_group = [list(states) for states in states_by_group]
         budget_left = [float(self.token_budget or math.inf) for _ in states_by_group]
-        valued: list[_State] = []
+        measured_states: list[_State] = []
         while True:
             batch: list[tuple[int, _State]] = []
             # a state that does not fit blocks those after it, so that the order decides and not their lengths
@@ -152,19 +152,19 @@ class MonteCarloValues(Rollout):
                     room -= states[0].longest
                     batch.append((group, states.pop(0)))
             if not batch:
-                return valued
+                return measured_states
             measurements = measure([state for _, state in batch])
             for (group, state), (value, tokens) in zip(batch, measurements, strict=True):
                 state.value = value
                 budget_left[group] -= tokens
-                valued.append(state)
+                measured_states.append(state)
             session.budget.discarded += self.samples * len(batch)
 
-    def _with_values(self, forest: Forest, valued: Sequence[_State], token: Callable[[int, int], int | None]) -> Forest:
+    def _with_values(self, forest: Forest, states: Sequence[_State], token: Callable[[int, int], int | None]) -> Forest:
         """Return the forest with the values; `token(row, at)`: the stored token before which the state is."""
         value_T = torch.full((forest.n_tokens,), torch.nan, dtype=torch.float64)
         # the prompt's value goes to the first token of all attempts of the group
-        for state in valued:
+        for state in states:
             first = state.row - state.row % self.group_size
             for row in range(first, first + self.group_size) if state.at == 0 else (state.row,):
                 if (place := token(row, state.at)) is not None:
@@ -208,12 +208,12 @@ class MonteCarloValues(Rollout):
             return self._values(scored.outcome, [len(c.tokens) for completions in answers for c in completions])
 
         places = [self._state_places(*both, session) for both in zip(actions, segments, strict=True)]
-        valued = self._measure_within_budget(self._plan_states(places, room), measure, session)
-        return self._with_values(forest, valued, lambda row, at: int(path[row][at]) if at < len(path[row]) else None)
+        states = self._measure_within_budget(self._plan_states(places, room), measure, session)
+        return self._with_values(forest, states, lambda row, at: int(path[row][at]) if at < len(path[row]) else None)
 
     def _values(self, outcome: Tensor, tokens: Sequence[int]) -> list[tuple[float, int]]:
         """Return each state's value, and the tokens generated for it."""
-        k, values = self.samples, reduced(outcome.reshape(-1, self.samples), self.reduce, self.eta).tolist()
+        k, values = self.samples, reduce_outcomes(outcome.reshape(-1, self.samples), self.reduce, self.eta).tolist()
         return [(value, sum(tokens[i * k : (i + 1) * k])) for i, value in enumerate(values)]
 
     @staticmethod
@@ -243,9 +243,9 @@ class MonteCarloValues(Rollout):
             twins = play.fork([Fork(e, at, self._key(e, at, k), f"{e.name}/{at}.{k}") for e, at, k in each])
             play.finish(twins)
             outcome = session.score(play.forest([*attempts, *twins])).outcome[-len(twins) :]
-            return self._values(outcome, [sum(len(turn["action"]) for turn in e.turns[e.inherited :]) for e in twins])
+            return self._values(outcome, [sum(len(turn["action"]) for turn in e.turns[e.n_inherited :]) for e in twins])
 
-        valued = self._measure_within_budget(
+        states = self._measure_within_budget(
             self._plan_states([range(len(e.snapshots)) for e in attempts], longest), measure, session
         )
         first_tokens: dict[tuple[int, int], int] = {}  # (row, turn) -> its first stored token
@@ -253,20 +253,24 @@ class MonteCarloValues(Rollout):
         turn_of_step = list(zip(forest.step_trajectory.tolist(), forest.step_turn.tolist(), strict=True))
         for token, step in steps:
             first_tokens.setdefault(turn_of_step[step], token)
-        return self._with_values(forest, valued, lambda row, at: first_tokens.get((row, at)))
+        return self._with_values(forest, states, lambda row, at: first_tokens.get((row, at)))
 
 
-def reduced(outcome: Tensor, how: str, eta: float = 1.0) -> Tensor:
+def reduce_outcomes(outcome: Tensor, reduction: str, eta: float = 1.0) -> Tensor:
     """Value [n] of states from the outcomes [n, K] of their continuations, nan unscored; see `reduce`.
 
     >>> reduced(torch.tensor([[1.0, 0.0]]), "soft").round(decimals=6).tolist()
     [0.620115]
     """
-    if how == "mean":
+    if reduction == "mean":
         return outcome.nanmean(1)
     is_scored = outcome.isfinite()
-    filled = torch.where(is_scored, outcome.to(torch.float64), -torch.inf)
-    value = filled.amax(1) if how == "any" else eta * ((filled / eta).logsumexp(1) - is_scored.sum(1).log())
+    known_outcomes = torch.where(is_scored, outcome.to(torch.float64), -torch.inf)
+    value = (
+        known_outcomes.amax(1)
+        if reduction == "any"
+        else eta * ((known_outcomes / eta).logsumexp(1) - is_scored.sum(1).log())
+    )
     return torch.where(is_scored.any(1), value, torch.nan)
 
 

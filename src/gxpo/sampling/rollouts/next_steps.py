@@ -9,13 +9,13 @@ from annotated_types import Interval
 
 from gxpo.sampling.rollouts.attempts import Episode
 from gxpo.sampling.rollouts.branching import branch_probability, surprise
-from gxpo.sampling.rollouts.build import Count, keyed
+from gxpo.sampling.rollouts.build import Count, random_for
 from gxpo.sampling.rollouts.tree import AttemptTree
 
 
 def at_surprise(
     tree: AttemptTree,
-    running: Sequence[Episode],
+    active: Sequence[Episode],
     room: int,
     *,
     beam: Count = 2,
@@ -35,16 +35,16 @@ def at_surprise(
     times ours, for shorter actions less. The first turn's is the episode's own; the code keeps the first one that it
     ever saw in a row of the batch.
     """
-    for episode in running:
+    for episode in active:
         surprise_now, surprise_first = (surprise(episode.turns[i], tokens) for i in (-1, 0))
         chance = branch_probability(surprise_now, surprise_first, probability, weight)
-        draws = keyed(tree.play.session, episode.name, len(episode.turns), "branch")
+        draws = random_for(tree.play.session, episode.name, len(episode.turns), "branch")
         # the episode itself goes on in any case; random numbers are its own, so other episodes change nothing
         yield episode
         yield from (episode for _ in range(beam - 1) if draws.random() < chance)
 
 
-def uniform(tree: AttemptTree, running: Sequence[Episode], room: int, *, forks: Count = 2) -> list[Episode]:
+def uniform(tree: AttemptTree, active: Sequence[Episode], room: int, *, forks: Count = 2) -> list[Episode]:
     """Draw `room` next steps without replacement; every running episode offers `forks` of them.
 
     The choice does not look at the steps, so only the chosen ones are generated: the distribution is the same, and
@@ -52,21 +52,21 @@ def uniform(tree: AttemptTree, running: Sequence[Episode], room: int, *, forks: 
 
     Source: PORTool, arXiv 2510.26020; the number of forks and how they are chosen are ours.
     """
-    steps = [episode for episode in running for _ in range(forks)]
+    steps = [episode for episode in active for _ in range(forks)]
     # all running episodes have taken the same number of turns
-    draws = keyed(tree.play.session, tree.draw.name, len(running[0].turns), "choose")
+    draws = random_for(tree.play.session, tree.draw.name, len(active[0].turns), "choose")
     return draws.sample(steps, min(len(steps), room))
 
 
-def at_one_turn(tree: AttemptTree, running: Sequence[Episode], room: int) -> Iterator[Episode]:
+def at_one_turn(tree: AttemptTree, active: Sequence[Episode], room: int) -> Iterator[Episode]:
     """Continue each running episode, and branch it once, before one turn that is drawn for the task.
 
     The turn is uniform among those that an episode may have; an episode that ends before it has no branch.
 
     Source: REFUEL, arXiv 2410.04612.
     """
-    turn = keyed(tree.play.session, tree.draw.name, "turn").randrange(tree.play.rules.max_turns)
-    for episode in running:
+    turn = random_for(tree.play.session, tree.draw.name, "turn").randrange(tree.play.rules.max_turns)
+    for episode in active:
         yield episode
         if len(episode.turns) == turn:
             yield episode

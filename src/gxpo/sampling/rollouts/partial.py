@@ -62,27 +62,27 @@ class PartialRollouts(RolloutPart):
         """Bring unfinished episodes back by their actions, begin new ones, and play all for a window of turns."""
         with Play(session) as play:
             # bring the unfinished episodes back, under the names and groups of the step in which they were born
-            stored = list(self.memory)
-            groups = [f"s{a['born']}/{a['draw']}" for a in stored]
-            requested = zip(stored, groups, strict=True)
-            resumed = play.begin(
-                Attempts(_task(a["task"]), a["draw"], [a["attempt"]], group, group) for a, group in requested
+            entries_in_memory = list(self.memory)
+            groups = [f"s{a['born']}/{a['draw']}" for a in entries_in_memory]
+            entries = zip(entries_in_memory, groups, strict=True)
+            resumed_episodes = play.begin(
+                Attempts(_task(a["task"]), a["draw"], [a["attempt"]], group, group) for a, group in entries
             )
-            for number in range(max((len(a["turns"]) for a in stored), default=0)):
+            for number in range(max((len(a["turns"]) for a in entries_in_memory), default=0)):
                 past_actions = [
                     (e, Completion(t["action"], t["logprob"], t["finish"], policy_version=t["policy_version"]))
-                    for e, a in zip(resumed, stored, strict=True)
+                    for e, a in zip(resumed_episodes, entries_in_memory, strict=True)
                     for t in a["turns"][number : number + 1]
                     if e.end is None
                 ]
                 play.take([e for e, _ in past_actions], [completion for _, completion in past_actions])
             # from here on their streams carry the step of birth, which new attempts of the same draw do not have
-            for episode, attempt in zip(resumed, stored, strict=True):
+            for episode, attempt in zip(resumed_episodes, entries_in_memory, strict=True):
                 episode.label, episode.key = episode.id, dataclasses.replace(episode.key, path=(attempt["born"],))
-            episodes = resumed + play.begin([draw.attempts(self.group_size) for draw in play.draws(tasks)])
+            episodes = resumed_episodes + play.begin([draw.attempts(self.group_size) for draw in play.draws(tasks)])
             for _ in range(-(-play.rules.max_turns // self.windows)):
-                play.turn(play.running(episodes))
-            self.memory[:] = [_unfinished(e, session.step) for e in episodes if e.end is None]
+                play.turn(play.active(episodes))
+            self.memory[:] = [_entry_of(e, session.step) for e in episodes if e.end is None]
             lines = [e.record(dataclasses.asdict(session.sampling)) for e in episodes]
             # an unfinished episode is in this step's forest with its turns so far, outcome 0 and no verdict
             unfinished_columns = {"reward": 0.0, "rewards": {"env": 0.0}, "success": None, "truncated": True}
@@ -94,7 +94,7 @@ class PartialRollouts(RolloutPart):
         draws = name_draws(tasks, Counter())
         return [
             {
-                "task": _stored(task),
+                "task": _task_to_json(task),
                 "draw": draw,
                 "born": session.step,
                 "attempt": i,
@@ -143,11 +143,11 @@ def _stream(attempt: Json, session: Session) -> StreamKey:
     return StreamKey(session.seed, session.step, attempt["draw"], attempt["attempt"], path, len(attempt["turns"]))
 
 
-def _unfinished(episode: Episode, step: int) -> Json:
+def _entry_of(episode: Episode, step: int) -> Json:
     """Store an unfinished episode by its actions, which bring back its environment and context in a later step."""
     turn_keys = ("action", "logprob", "finish", "policy_version")
     return {
-        "task": _stored(episode.task),
+        "task": _task_to_json(episode.task),
         "draw": episode.key.task,
         "born": episode.key.path[0] if episode.key.path else step,
         "attempt": episode.key.attempt,
@@ -155,7 +155,7 @@ def _unfinished(episode: Episode, step: int) -> Json:
     }
 
 
-def _stored(task: Task) -> Json:
+def _task_to_json(task: Task) -> Json:
     """Convert the task to JSON values, so that a resumed run scores by exactly the same task; TaskError if it can't."""
     try:
         return json.loads(json.dumps(dataclasses.asdict(task)))
@@ -165,9 +165,9 @@ def _stored(task: Task) -> Json:
         ) from None
 
 
-def _task(stored: Json) -> Task:
-    prompt = stored["prompt"]
-    return Task(**{**stored, "prompt": prompt if isinstance(prompt, str) else tuple(prompt)})
+def _task(fields: Json) -> Task:
+    prompt = fields["prompt"]
+    return Task(**{**fields, "prompt": prompt if isinstance(prompt, str) else tuple(prompt)})
 
 
 def _record(attempt: Json, sampling: Sampling) -> Json:

@@ -18,8 +18,8 @@ def edge_score(payoff: Mapping[tuple[str, str], float]) -> float:
     1.0
     """
     rows: dict[str, list[float]] = {}
-    for (action, _), paid in payoff.items():
-        rows.setdefault(action, []).append(paid)
+    for (action, _), payoffs in payoff.items():
+        rows.setdefault(action, []).append(payoffs)
     variances = [sum((x - sum(row) / len(row)) ** 2 for x in row) / len(row) for row in rows.values()]
     return max(variances, default=0.0)
 
@@ -30,12 +30,12 @@ class Partners:
 
     sums: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # "a b" -> "own\\tother" -> sum and count
 
-    def note(self, agent: str, partner: str, actions: tuple[str, str], paid: float) -> None:
-        """Add what a pair was paid when it did this."""
+    def note(self, agent: str, partner: str, actions: tuple[str, str], payoff: float) -> None:
+        """Add the payoff of a pair's actions."""
         table = self.sums.setdefault(f"{agent} {partner}", {})
         key = "\t".join(actions)
         row = table.setdefault(key if key in table or len(table) < MOST else "\t", [0.0, 0.0])
-        row[0] += paid
+        row[0] += payoff
         row[1] += 1
 
     def score(self, agent: str, partner: str) -> float:

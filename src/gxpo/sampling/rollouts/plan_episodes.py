@@ -32,7 +32,7 @@ SUB_GOAL_PROMPT = "Sub-goal: {plan}\n\n{prompt}"
 _HOLE = re.compile(r"\{(prompt|plan)\}")
 
 
-def filled(template: str, observation: str | Sequence[Message], plan: str = "") -> list[Message]:
+def fill_template(template: str, observation: str | Sequence[Message], plan: str = "") -> list[Message]:
     """Turn an observation into messages, the last one put into a template: {prompt} is its text, {plan} the plan.
 
     An empty template leaves the messages as they are.
@@ -78,13 +78,13 @@ class Guided(Context):
 
     def open(self, observation: str | Sequence[Message]) -> ContextUpdate:
         self.latest_observation = observation
-        return super().open(filled(self.template, observation, self.goal))
+        return super().open(fill_template(self.template, observation, self.goal))
 
     def observe(self, observation: str | Sequence[Message]) -> ContextUpdate:
         self.latest_observation = observation
-        return super().observe(filled(self.template, observation, self.goal))
+        return super().observe(fill_template(self.template, observation, self.goal))
 
-    def again(self) -> ContextUpdate:
+    def repeat_goal(self) -> ContextUpdate:
         """Show the newest observation once more, together with the sub-goal that is current now."""
         return self.observe(self.latest_observation)
 
@@ -149,9 +149,9 @@ def check_prompts(plan_prompt: str, execute_prompt: str) -> None:
 class GuidedPlay(Play):
     """Play of attempts whose first turn is a plan."""
 
-    def __init__(self, session: Session, how: Planning) -> None:
+    def __init__(self, session: Session, planning: Planning) -> None:
         super().__init__(session)
-        self.how = how
+        self.planning = planning
 
     # ------------------------------------------------------------ planning
     def plan(self, attempts_by_draw: Sequence[Sequence[Episode]], samples: int) -> list[list[Plan]]:
@@ -163,15 +163,15 @@ class GuidedPlay(Play):
         )
 
     def _sample_plans(self, requests: Sequence[Request], *stop: str) -> list[list[Completion]]:
-        sampling, limit = self.session.sampling, min(self.how.plan_tokens, self.session.sampling.max_new_tokens)
+        sampling, limit = self.session.sampling, min(self.planning.plan_tokens, self.session.sampling.max_new_tokens)
         short = dataclasses.replace(sampling, max_new_tokens=limit, stop=(*sampling.stop, *stop))
         return self.session.sample(requests, short) if requests else []
 
     def _plan_answers(self, attempts_by_draw: Sequence[Sequence[Episode]], samples: int) -> list[list[Plan]]:
         firsts = [attempts[0] for attempts in attempts_by_draw]
-        prompts = [self._prompt_ids(e.task, self.how.plan_prompt, "") for e in firsts]
+        prompts = [self._prompt_ids(e.task, self.planning.plan_prompt, "") for e in firsts]
         plans_by_draw = self._sample_plans(
-            requests(prompts, [e.key.task for e in firsts], samples, self.session), self.how.delimiter
+            requests(prompts, [e.key.task for e in firsts], samples, self.session), self.planning.delimiter
         )
         return [
             [Plan(i, prompt, completion, state=e.task.id) for i, completion in enumerate(plans)]
@@ -190,8 +190,8 @@ class GuidedPlay(Play):
 
     def _plan_sub_goals(self, attempts_by_draw: Sequence[Sequence[Episode]], samples: int) -> list[list[Plan]]:
         """Sample sub-goals for each draw, under the first observation of an attempt that is alive."""
-        session, how = self.session, self.how
-        limit = min(how.plan_tokens, session.sampling.max_new_tokens)
+        session, planning = self.session, self.planning
+        limit = min(planning.plan_tokens, session.sampling.max_new_tokens)
         plans_by_draw = [[Plan(i, (), Completion([], [], "none")) for i in range(samples)] for _ in attempts_by_draw]
         questions: list[tuple[int, str | None, Request]] = []
         for draw_index, episodes in enumerate(attempts_by_draw):
@@ -199,7 +199,7 @@ class GuidedPlay(Play):
             alive = next((e for e in episodes if e.end is None), None)
             if alive is None:
                 continue
-            messages = opened(self.envs.instructions, filled(how.plan_prompt, alive.time_step.observation))
+            messages = opened(self.envs.instructions, fill_template(planning.plan_prompt, alive.time_step.observation))
             start = session.chat.start(with_system(session.chat, session.system, messages), self.envs.tools)
             if len(start.context) + limit <= self.rules.max_context:
                 keys = tuple(dataclasses.replace(alive.key, attempt=i, path=()) for i in range(samples))
@@ -208,7 +208,13 @@ class GuidedPlay(Play):
         for (draw_index, state, request), plans in zip(questions, completions_by_draw, strict=True):
             state = None if state is None else f"plan:{state}"
             plans_by_draw[draw_index] = [
-                Plan(i, request.prompt, completion, sub_goals(session.decode(completion.tokens), how.delimiter), state)
+                Plan(
+                    i,
+                    request.prompt,
+                    completion,
+                    sub_goals(session.decode(completion.tokens), planning.delimiter),
+                    state,
+                )
                 for i, completion in enumerate(plans)
             ]
         return plans_by_draw
@@ -216,27 +222,27 @@ class GuidedPlay(Play):
     # ------------------------------------------------------------ executing
     def guide(self, episode: Episode, plan: Plan, first: Episode | None) -> None:
         """Put an attempt under a plan; `first`, an earlier attempt under the same plan, already stores its turn."""
-        how, session = self.how, self.session
+        planning, session = self.planning, self.session
         if self.world:
             context = Guided(
                 episode.context.chat, self.rules, self.envs.instructions, self.envs.tools, session.system,
-                goals=plan.goals, done=how.done, template=how.execute_prompt or SUB_GOAL_PROMPT,
+                goals=plan.goals, done=planning.done, template=planning.execute_prompt or SUB_GOAL_PROMPT,
             )  # fmt: skip
             episode.context, episode.opening = context, context.open(episode.time_step.observation)
             episode.turns = [plan.turn(info={"aside": "plan"})]
         else:
             executor_prompt = (*plan.prompt, *plan.completion.tokens)
-            if how.execute_prompt:
+            if planning.execute_prompt:
                 executor_prompt = self._prompt_ids(
-                    episode.task, how.execute_prompt, session.decode(plan.completion.tokens)
+                    episode.task, planning.execute_prompt, session.decode(plan.completion.tokens)
                 )
             episode.context, episode.opening = Prompt(executor_prompt), ContextUpdate(executor_prompt, rebuilt=True)
             episode.time_step = TimeStep("", f"{episode.task.id}:{'.'.join(map(str, plan.completion.tokens))}")
-            episode.turns, episode.sampled = [plan.turn()], plan.completion
+            episode.turns, episode.newest_action = [plan.turn()], plan.completion
         # the plan's turn is stored once: later attempts are forks after it
         episode.replies = [None]
         if first is not None:
-            episode.base, episode.inherited = first, 1
+            episode.base, episode.n_inherited = first, 1
 
     def finish(self, episodes: Sequence[Episode], sampling: Sampling | None = None) -> None:
         """Execute every plan; after a plan that ended the answer the execution is empty."""
@@ -244,24 +250,27 @@ class GuidedPlay(Play):
             return super().finish(episodes, sampling)
         rooms = {e: room for e in episodes if (room := self._room(e, self.session.sampling.max_new_tokens))}
         completions = sample_within(self.session, [e.request() for e in rooms], [*rooms.values()], sampling)
-        executed = {e: completion for e, (completion,) in zip(rooms, completions, strict=True)}
+        completion_by_episode = {e: completion for e, (completion,) in zip(rooms, completions, strict=True)}
         for episode in episodes:
-            plan = episode.sampled
+            plan = episode.newest_action
             assert plan is not None
-            episode.act(executed.get(episode) or Completion([], [], plan.finish, policy_version=plan.policy_version))
+            episode.act(
+                completion_by_episode.get(episode)
+                or Completion([], [], plan.finish, policy_version=plan.policy_version)
+            )
 
     def _room(self, episode: Episode, limit: int) -> int:
         """Return the tokens that an execution may have: none if the plan has ended the answer."""
-        plan = episode.sampled
+        plan = episode.newest_action
         assert plan is not None
-        if self.how.execute_prompt:
+        if self.planning.execute_prompt:
             return limit
-        plan_ends_answer = plan.finish == "stop" and self.how.delimiter not in self.session.decode(plan.tokens)
+        plan_ends_answer = plan.finish == "stop" and self.planning.delimiter not in self.session.decode(plan.tokens)
         return 0 if plan_ends_answer else limit - len(plan.tokens)
 
-    def moves(self, running: Sequence[Episode], actions: Sequence[Completion]) -> dict[str, Reply]:
+    def moves(self, active: Sequence[Episode], actions: Sequence[Completion]) -> dict[str, Reply]:
         moves: dict[str, Reply] = {}
-        for episode, completion in zip(running, actions, strict=True):
+        for episode, completion in zip(active, actions, strict=True):
             context = episode.context
             assert isinstance(context, Guided)
             is_summary, goal = context.summarising, context.goal
@@ -270,26 +279,26 @@ class GuidedPlay(Play):
             if turn["state"] is not None:  # another sub-goal is another decision
                 turn["state"] += f"|{goal}"
             if is_summary:
-                episode.opening = context.summarised(reply.content)
+                episode.opening = context.summarise(reply.content)
             elif context.only_done:
                 # going on to the next sub-goal is no move: the environment is not told, and no turn of it is used up
                 turn["info"], episode.replies[-1] = {"aside": "sub_done"}, None
                 episode.moves -= 1
-                episode.opening = context.again()
+                episode.opening = context.repeat_goal()
             else:
                 moves[episode.name] = reply
         return moves
 
 
 def attempts(
-    how: Planning,
+    planning: Planning,
     tasks: Sequence[Task],
     samples: int,
     copies: int,
     session: Session,
     *,
     phase: str,
-    trained: tuple[bool, bool],
+    trains: tuple[bool, bool],
     sampling: Sampling | None = None,
     plans: Sequence[Sequence[Plan]] | None = None,
 ) -> tuple[Forest, list[list[Plan]]]:
@@ -303,7 +312,7 @@ def attempts(
     (seed, step, draw, i), and so are the turns of its trial.
     """
     draws, per_draw = name_draws(tasks), samples * copies
-    play = GuidedPlay(session, how)
+    play = GuidedPlay(session, planning)
     # the attempts begin first, since a planner needs their first observation
     with play:
         episodes_of_step = play.start(tasks, draws, per_draw)
@@ -325,20 +334,20 @@ def attempts(
                         first = first or episode
         play.finish(episodes_of_step, sampling or session.sampling)
     recorded_sampling = dataclasses.asdict(session.sampling)
-    forest = Forest.from_records([_record(e, recorded_sampling, phase, trained) for e in episodes_of_step])
+    forest = Forest.from_records([_record(e, recorded_sampling, phase, trains) for e in episodes_of_step])
     # with a prompt of its own the execution alone is judged, without the plan before it
-    if play.world or not how.execute_prompt:
+    if play.world or not planning.execute_prompt:
         return session.score(forest), plans_by_draw
     return session.score(
-        forest, [session.decode(e.sampled.tokens) for e in episodes_of_step if e.sampled is not None]
+        forest, [session.decode(e.newest_action.tokens) for e in episodes_of_step if e.newest_action is not None]
     ), plans_by_draw
 
 
-def _record(episode: Episode, sampling: Mapping[str, Any], phase: str, trained: tuple[bool, bool]) -> dict[str, Any]:
+def _record(episode: Episode, sampling: Mapping[str, Any], phase: str, trains: tuple[bool, bool]) -> dict[str, Any]:
     row = episode.record(dict(sampling))
     for turn in row["turns"]:
         is_plan = turn["agent"] == PLANNER
-        turn |= {"agent": PLANNER if is_plan else EXECUTOR, "trainable": trained[0 if is_plan else 1]}
+        turn |= {"agent": PLANNER if is_plan else EXECUTOR, "trainable": trains[0 if is_plan else 1]}
     row["info"] = {**row["info"], "phase": phase, "plan": episode.key.attempt}
     if not isinstance(episode.context, Prompt):  # an episode that broke before it was guided has no sub-goals
         row["info"]["sub_goals"] = list(getattr(episode.context, "goals", ()))

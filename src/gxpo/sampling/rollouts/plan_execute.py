@@ -27,8 +27,8 @@ class Plans(Planning):
         """Return the rollout for held-out tasks; plan and execution are both sampled by `session.sampling`."""
         if not self.plan_tokens:
             return Independent(samples)
-        shared = {field.name: getattr(self, field.name) for field in dataclasses.fields(Planning)}
-        return Planned(**shared, plans=samples, executions=1)
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(Planning)}
+        return Planned(**options, plans=samples, executions=1)
 
 
 @part("plan_execute", stage="rollout")
@@ -91,7 +91,7 @@ class PlanExecute(Plans):
         if not self.plan_tokens:
             return Independent(self.group_size).grow(tasks, session)
         m, trial = self.blueprints, self.trial_sampling(session.sampling)
-        trials, plans = attempts(self, tasks, m, 1, session, phase="macro", trained=(True, False), sampling=trial)
+        trials, plans = attempts(self, tasks, m, 1, session, phase="macro", trains=(True, False), sampling=trial)
         if self.phase(session.step) == "macro":
             return trials
         # the micro phase only chooses by its trials: of equal outcomes the first plan, an unscored one last
@@ -102,7 +102,7 @@ class PlanExecute(Plans):
             for task_plans, task_outcomes in zip(plans, outcome, strict=True)
         ]
         micro, _ = attempts(
-            self, tasks, 1, self.group_size, session, phase="micro", trained=(False, True), plans=best_plans
+            self, tasks, 1, self.group_size, session, phase="micro", trains=(False, True), plans=best_plans
         )
         return micro
 
@@ -131,4 +131,4 @@ class Planned(Plans):
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         each = (self.plans, self.executions)
-        return attempts(self, tasks, *each, session, phase="together", trained=(True, True))[0]
+        return attempts(self, tasks, *each, session, phase="together", trains=(True, True))[0]

@@ -19,8 +19,8 @@ from gxpo.sampling.rollouts.build import (
     RolloutPart,
     action,
     group_of,
-    keyed,
     name_draws,
+    random_for,
     record,
     sample_within,
     stream,
@@ -103,7 +103,7 @@ class Prefixes(RolloutPart):
         for task, draw in zip(tasks, name_draws(tasks), strict=True):
             # a prefix as long as an answer leaves no room for a completion
             usable = [p for p in prefixes_by_task.get(task.id, [Prefix()]) if len(p.tokens) < limit]
-            draws = keyed(session, draw, "prefix")
+            draws = random_for(session, draw, "prefix")
             prompt = session.encode(task)
             groups.append([_Attempt(task, draw, i, prompt, draws.choice(usable)) for i in range(self.group_size)])
         self._complete([attempt for group in groups for attempt in group], session)
@@ -145,18 +145,18 @@ def _records(group: Sequence[_Attempt], session: Session) -> Iterator[dict[str, 
         )
         assert completion is not None
         # of equally long shares the earliest attempt, so that many fork from one
-        shared, base = max(
+        n_shared, base = max(
             ((_common(tokens, other.prefix.tokens), -j) for j, other in enumerate(group[:i])), default=(0, 0)
         )
         name = group_of(session, attempt.draw)
-        prefix_rest = Completion([*tokens[shared:]], [math.nan] * (len(tokens) - shared), "stop")
+        prefix_rest = Completion([*tokens[n_shared:]], [math.nan] * (len(tokens) - n_shared), "stop")
         columns: dict[str, Any] = {"prompt": list(attempt.prompt)}
-        if shared:
-            columns = {"fork": {"of": f"{name}/{-base}", "turn": 0, "token": shared}}
+        if n_shared:
+            columns = {"fork": {"of": f"{name}/{-base}", "turn": 0, "token": n_shared}}
         # the prefix is given, not sampled: untrained, and without log-probs
         turn = action(prefix_rest, completion) | {
             "trainable": [False] * len(prefix_rest.tokens) + [True] * len(completion.tokens),
-            "segments": [b - shared for b in begins if b >= shared],
+            "segments": [b - n_shared for b in begins if b >= n_shared],
             "state": attempt.task.id,
         }
         yield record(

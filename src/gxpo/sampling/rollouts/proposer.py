@@ -13,7 +13,7 @@ from gxpo.parts.functions import user_function
 from gxpo.parts.protocols import Completion, Request, Session, StreamKey, Task
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.build import Count, RolloutPart, action, group_of, name_draws, record, stream
-from gxpo.sampling.rollouts.wording import check_template, reworded
+from gxpo.sampling.rollouts.wording import check_template, reword
 
 PROPOSER, SOLVER = "proposer", "solver"
 
@@ -94,7 +94,7 @@ class Proposer(RolloutPart):
         # 1. questions for the answer of each task
         proposals: list[_Proposal] = []
         for task, name in zip(tasks, name_draws(tasks), strict=True):
-            proposal_task = reworded(dataclasses.replace(task, prompt=""), self.template, answer=str(task.answer))
+            proposal_task = reword(dataclasses.replace(task, prompt=""), self.template, answer=str(task.answer))
             proposals += [_Proposal(proposal_task, i, stream(session, name, i, (0,))) for i in range(self.proposals)]
         texts = self._sample([p.task for p in proposals], [[p.key] for p in proposals], session)
         # 2. attempts at those that are valid
@@ -105,18 +105,18 @@ class Proposer(RolloutPart):
             if question is not None:
                 proposal.question = dataclasses.replace(proposal.task, prompt=question)
                 asking.append(proposal)
-        solved = self._attempts(asking, session)
+        solutions = self._attempts(asking, session)
         # 3. each side's reward: a question that nobody could score stays unscored
-        proposed = []
+        lines = []
         for proposal in proposals:
             is_valid, rates = proposal.question is not None, proposal.scores
             reward = None if is_valid else self.penalty
             if rates:
                 reward = proposer_reward(sum(x > 0 for x in rates) / len(rates), self.pays)
             line = self._record(proposal.task, PROPOSER, proposal.text, proposal.key, "", session)
-            proposed.append(line | {"reward": reward, "rewards": {"valid": float(is_valid)}, "success": is_valid})
-        forests = [Forest.from_records(proposed)] if self.trains != SOLVER or solved is None else []
-        return Forest.concat([*forests, *([solved] if solved is not None and self.trains != PROPOSER else [])])
+            lines.append(line | {"reward": reward, "rewards": {"valid": float(is_valid)}, "success": is_valid})
+        forests = [Forest.from_records(lines)] if self.trains != SOLVER or solutions is None else []
+        return Forest.concat([*forests, *([solutions] if solutions is not None and self.trains != PROPOSER else [])])
 
     def _attempts(self, asking: Sequence[_Proposal], session: Session) -> Forest | None:
         """Let the solver attempt these proposals' questions, note its scores there, and return the scored attempts."""
@@ -132,12 +132,12 @@ class Proposer(RolloutPart):
         if not records:
             return None
         texts = [session.decode(r["turns"][0]["action"]) for r in records]
-        solved = session.score(Forest.from_records(records), texts)
-        outcomes = iter(solved.outcome.tolist())
+        scored_forest = session.score(Forest.from_records(records), texts)
+        outcomes = iter(scored_forest.outcome.tolist())
         for proposal in asking:
             row = [next(outcomes) for _ in range(self.group_size)]
             proposal.scores = [x for x in row if math.isfinite(x)]
-        return solved
+        return scored_forest
 
     def _sample(
         self, tasks: Sequence[Any], keys: Sequence[Sequence[StreamKey]], session: Session
@@ -152,8 +152,8 @@ class Proposer(RolloutPart):
         """Build the record of one text."""
         group = f"{group_of(session, key.task)}/{role}{suffix}"
         turn: Mapping[str, Any] = {"agent": role, **action(completion)}
-        cut = completion.finish == "length"
+        is_cut = completion.finish == "length"
         prompt = list(session.encode(task))
         return record(
-            task, group, f"{group}/{key.attempt}", session.sampling, prompt=prompt, turns=[turn], truncated=cut
+            task, group, f"{group}/{key.attempt}", session.sampling, prompt=prompt, turns=[turn], truncated=is_cut
         )

@@ -57,12 +57,12 @@ def in_tokens(text: str, session: Session) -> Completion:
     return Completion(tokens, [math.nan] * len(tokens), "stop", policy_version=max(session.step - 1, 0))
 
 
-def unrestricted(sampling: Sampling) -> Sampling:
+def lift_restrictions(sampling: Sampling) -> Sampling:
     """Return the sampling without top-k and top-p: reference answers are read over the whole vocabulary."""
     return dataclasses.replace(sampling, top_k=0, top_p=1.0)
 
 
-def accepted(forest: Forest, session: Session) -> Forest:
+def accept_references(forest: Forest, session: Session) -> Forest:
     """Score the forest, but leave demonstrations that can't serve unscored; see the module."""
     forest = session.score(forest)
     info = list(forest.info)
@@ -130,9 +130,9 @@ def solutions_of(tasks: Sequence[Task], session: Session) -> Callable[[Task], st
     return lambda task: ways.get(task.id) or session.solution(task)
 
 
-def demonstrated(draw: Draw, n: int, play: Play, first: int, label: str = "") -> Attempts:
+def demonstrate(draw: Draw, n: int, play: Play, first: int, label: str = "") -> Attempts:
     """Request `n` attempts that the reference makes, numbered from `first`."""
-    read = unrestricted(play.session.sampling)
+    read = lift_restrictions(play.session.sampling)
     return draw.attempts(n, first=first, label=label, origin=DEMONSTRATION, actor=reference_actions, read=read)
 
 
@@ -171,12 +171,12 @@ class ReferenceInGroup(Rollout):
 
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
         n_samples = self.group_size - self.references
-        return [a for d in draws for a in (d.attempts(n_samples), demonstrated(d, self.references, play, n_samples))]
+        return [a for d in draws for a in (d.attempts(n_samples), demonstrate(d, self.references, play, n_samples))]
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
         forest = rounds[0].forest
         is_demonstration_R = torch.tensor([origin == DEMONSTRATION for origin in forest.origin], dtype=torch.bool)
-        return accepted(
+        return accept_references(
             forest.replace(compared=~is_demonstration_R) if self.statistics == "policy" else forest,
             play.session,
         )

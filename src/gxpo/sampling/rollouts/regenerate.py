@@ -12,7 +12,7 @@ from gxpo.parts.protocols import Completion, Request, Session, StreamKey
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.attempts import Episode
 from gxpo.sampling.rollouts.base import Rollout, Round
-from gxpo.sampling.rollouts.build import AGENT, Count, Limit, action, keyed, record, sample_within
+from gxpo.sampling.rollouts.build import AGENT, Count, Limit, action, random_for, record, sample_within
 from gxpo.sampling.rollouts.episodes import Play
 
 
@@ -67,17 +67,17 @@ class Regenerate(Rollout):
             return rounds[0].forest
         sampling, episodes = dataclasses.asdict(play.session.sampling), rounds[0].episodes
         records = [episode.record(sampling) for episode in episodes]
-        records += self._regenerate(self._choose_cuts(episodes, len(play.drawn), play.session), play)
+        records += self._regenerate(self._choose_cuts(episodes, len(play.step_draws), play.session), play)
         return play.session.score(Forest.from_records(records))
 
     def _choose_cuts(self, episodes: Sequence[Episode], tasks: int, session: Session) -> list[tuple[Episode, int]]:
         """Return the episodes to go back to, and the turn to go back before."""
-        failed = [(e, turn) for e in episodes if e.failure is None and (turn := first_failing(e.turns)) is not None]
+        failures = [(e, turn) for e in episodes if e.failure is None and (turn := first_failing(e.turns)) is not None]
         most = self.prompts or tasks
-        if len(failed) <= most:
-            return failed
-        chosen = keyed(session, "regenerate").sample(range(len(failed)), most)
-        return [failed[i] for i in sorted(chosen)]
+        if len(failures) <= most:
+            return failures
+        places = random_for(session, "regenerate").sample(range(len(failures)), most)
+        return [failures[i] for i in sorted(places)]
 
     def _regenerate(self, cuts: Sequence[tuple[Episode, int]], play: Play) -> list[dict[str, Any]]:
         """Sample `samples` new endings of every cut step, carry them out and return their records."""

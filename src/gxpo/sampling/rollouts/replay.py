@@ -85,29 +85,32 @@ class Replay(Remembers, Retried):
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
         fresh = play.session.score(super().merge(rounds, play))
         # a further group of a task (as of `reflect`) had another prompt: its rollouts must not come back as the task's
-        own_groups = {draw.group for draw in play.drawn}
+        own_groups = {draw.group for draw in play.step_draws}
         self.buffer.hold(fresh.select(torch.tensor([group in own_groups for group in fresh.group], dtype=torch.bool)))
         verdict_by_group = opposite(fresh) if self.into == "uniform" else dict.fromkeys(fresh.group)
         task_of = dict(zip(fresh.group, fresh.task, strict=True))
         records, neighbours = [], list(fresh.group)
         for group, verdict in verdict_by_group.items():
-            chosen = self._choose_stored(task_of[group], group, verdict, play.session) if group in own_groups else []
+            stored_records = (
+                self._choose_stored(task_of[group], group, verdict, play.session) if group in own_groups else []
+            )
             name = f"{group}/replay" if self.statistics == "split" else group
             records += [
-                as_replay(r, group=name, id=f"{group}/replay/{i}", weight=self.coef) for i, r in enumerate(chosen)
+                as_replay(r, group=name, id=f"{group}/replay/{i}", weight=self.coef)
+                for i, r in enumerate(stored_records)
             ]
-            neighbours += [group] * len(chosen)
+            neighbours += [group] * len(stored_records)
         if not records:
             return fresh
         return side_by_side(Forest.concat([fresh, Forest.from_records(records)]), neighbours)
 
     def _choose_stored(self, task: str, group: str, verdict: bool | None, session: Session) -> list[Json]:
         """Choose stored rollouts of a task, of one verdict if that is given."""
-        stored = [r for r in self.buffer.of(task) if verdict is None or r.get("success") is verdict]
-        if len(stored) < self.min_stored:
+        records = [r for r in self.buffer.of(task) if verdict is None or r.get("success") is verdict]
+        if len(records) < self.min_stored:
             return []
         key = (session.seed, session.step, group)
-        return [stored[i] for i in choose([r["reward"] for r in stored], self.replays, self.choice, key)]
+        return [records[i] for i in choose([r["reward"] for r in records], self.replays, self.choice, key)]
 
 
 def opposite(forest: Forest) -> dict[str, bool]:
@@ -120,10 +123,10 @@ def opposite(forest: Forest) -> dict[str, bool]:
     return {group: not next(iter(verdicts)) for group, verdicts in verdicts_by_group.items() if len(verdicts) == 1}
 
 
-def _as_returning(record: Json, *, trained: bool = True) -> Json:
-    """Bring a stored rollout back in a group with its companions; `trained` False: for their statistics alone."""
+def _as_returning(record: Json, *, is_trained: bool = True) -> Json:
+    """Bring a stored rollout back in a group with its companions; `is_trained` False: for their statistics alone."""
     back = as_replay(record, group=f"{record['group']}/again", id=f"{record['id']}/again")
-    if trained:
+    if is_trained:
         return back
     return {**back, "weight": 0.0, "turns": [{**turn, "trainable": False} for turn in back["turns"]]}
 
@@ -140,8 +143,8 @@ def draw_by_weight(weights: Sequence[float], k: int, key: Sequence[Any]) -> list
     log_ranks = {}
     for i, weight in enumerate(weights):
         if weight > 0:
-            hashed = hashlib.blake2b(json.dumps([*key, i]).encode(), digest_size=8).digest()
-            log_ranks[i] = math.log((int.from_bytes(hashed, "big") + 0.5) / 2**64) / weight
+            digest = hashlib.blake2b(json.dumps([*key, i]).encode(), digest_size=8).digest()
+            log_ranks[i] = math.log((int.from_bytes(digest, "big") + 0.5) / 2**64) / weight
     return sorted(sorted(log_ranks, key=log_ranks.__getitem__, reverse=True)[:k])
 
 
@@ -193,12 +196,16 @@ class GroupReplay(Remembers, Retried):
             self.buffer.hold(fresh.select(~grouped.degenerate(outcome, group, is_compared_R)))
         if play.session.step % self.every:
             return fresh
-        stored = [record for records in self.buffer.records_by_key.values() for record in records]
-        drawn_places = set(range(len(stored)) if self.choice == "all" else self._draw_places(fresh, play.session))
+        stored_records = [record for records in self.buffer.records_by_key.values() for record in records]
+        drawn_places = set(
+            range(len(stored_records)) if self.choice == "all" else self._draw_places(fresh, play.session)
+        )
         # the rest of a drawn rollout's group comes back too, so that its advantage is what it was
-        drawn_groups = {stored[i]["group"] for i in drawn_places}
+        drawn_groups = {stored_records[i]["group"] for i in drawn_places}
         records = [
-            _as_returning(r, trained=i in drawn_places) for i, r in enumerate(stored) if r["group"] in drawn_groups
+            _as_returning(r, is_trained=i in drawn_places)
+            for i, r in enumerate(stored_records)
+            if r["group"] in drawn_groups
         ]
         return Forest.concat([fresh, Forest.from_records(records)]) if records else fresh
 

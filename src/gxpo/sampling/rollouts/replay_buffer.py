@@ -37,16 +37,16 @@ class Store:
         """Set the rollouts that `store` may store once they have been trained on."""
         self._candidates = fresh
 
-    def store(self, used: Forest) -> None:
-        """Store the waiting rollouts that are scored and were part of the step's forest `used`."""
+    def store(self, step_forest: Forest) -> None:
+        """Store the waiting rollouts that are scored and were part of the `step_forest`."""
         candidates, self._candidates = self._candidates, None
         if candidates is None:
             return
-        names = set(used.id)
+        names = set(step_forest.id)
         is_used_R = candidates.scored & torch.tensor([name in names for name in candidates.id], dtype=torch.bool)
-        stored = candidates.select(is_used_R)
-        PICTURES.retain(pictures_of(stored.media))
-        self.add([plain(record) for record in stored.to_records(share=False)])
+        stored_forest = candidates.select(is_used_R)
+        PICTURES.retain(pictures_of(stored_forest.media))
+        self.add([plain(record) for record in stored_forest.to_records(share=False)])
 
     def add(self, records: Sequence[Json]) -> None:
         """Store these records, and drop the oldest beyond the limits."""
@@ -139,12 +139,12 @@ class Remembers:
 def plain(record: Mapping[str, Any]) -> Json:
     """Convert a record to JSON values, tensors as lists with their type."""
 
-    def listed(value: Any) -> Any:
+    def to_list(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return {"dtype": str(value.dtype).removeprefix("torch."), "values": value.tolist()}
         raise TypeError(f"a {type(value).__name__} can't be stored for replay")
 
-    return json.loads(json.dumps(record, default=listed, allow_nan=False))
+    return json.loads(json.dumps(record, default=to_list, allow_nan=False))
 
 
 def as_replay(record: Mapping[str, Any], *, group: str, id: str, weight: float = 1.0) -> Json:
@@ -168,7 +168,7 @@ def _tensor(value: Mapping[str, Any]) -> torch.Tensor:
     return torch.tensor(value["values"], dtype=getattr(torch, value["dtype"]))
 
 
-def choose(outcomes: Sequence[float], k: int, how: Choice, key: Sequence[Any] = ()) -> list[int]:
+def choose(outcomes: Sequence[float], k: int, choice: Choice, key: Sequence[Any] = ()) -> list[int]:
     """Choose `k` of the stored rollouts (all if there are fewer); return their indices in ascending order.
 
     outcomes  oldest first
@@ -180,15 +180,15 @@ def choose(outcomes: Sequence[float], k: int, how: Choice, key: Sequence[Any] = 
     ([1, 3], [0, 3])
     """
     n = len(outcomes)
-    if how == "all" or k >= n:
+    if choice == "all" or k >= n:
         return list(range(n))
     # a hash of key and index, so that the choice does not depend on a generator's state
-    if how == "random":
-        hashed = [hashlib.blake2b(json.dumps([*key, i]).encode(), digest_size=16).digest() for i in range(n)]
-        return sorted(sorted(range(n), key=hashed.__getitem__)[:k])
-    if how == "recent":
+    if choice == "random":
+        digests = [hashlib.blake2b(json.dumps([*key, i]).encode(), digest_size=16).digest() for i in range(n)]
+        return sorted(sorted(range(n), key=digests.__getitem__)[:k])
+    if choice == "recent":
         return list(range(n - k, n))
-    if how == "highest":
+    if choice == "highest":
         return sorted(sorted(range(n), key=lambda i: (outcomes[i], i))[n - k :])
     # variance is strictly convex in each member, so a best set has no member between two that are left out: it is
     # the `low` smallest and the k - low largest for some `low`
@@ -220,7 +220,7 @@ def last_failed(forest: Forest, group: str) -> int | None:
     return rows[-1] if rows else None
 
 
-def without(forest: Forest, rows: Sequence[int]) -> Forest:
+def drop_rows(forest: Forest, rows: Sequence[int]) -> Forest:
     """Return the forest without these trajectories."""
     keep_R = torch.ones(forest.n_trajectories, dtype=torch.bool)
     keep_R[list(rows)] = False

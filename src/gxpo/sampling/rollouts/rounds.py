@@ -41,7 +41,7 @@ class Round:
     def forest(self) -> Forest:
         """The forest of the round's attempts, with the scores that they have so far."""
         # once `scored` is cached, its forest is returned, so that nobody reads the round without its scores
-        return vars(self)["scored"] if "scored" in vars(self) else self.play.recalled(self._unscored)
+        return vars(self)["scored"] if "scored" in vars(self) else self.play.restore_scores(self._unscored)
 
     @functools.cached_property
     def _unscored(self) -> Forest:
@@ -141,8 +141,8 @@ class Rounds(RolloutPart):
         if play.concurrent and type(self).after_turn is Rounds.after_turn:
             play.finish(episodes)
             return episodes
-        while running := play.running(episodes):
-            play.turn(running)
+        while active := play.active(episodes):
+            play.turn(active)
             episodes += play.begin(self._attempts("after_turn", episodes, play))
         return episodes
 

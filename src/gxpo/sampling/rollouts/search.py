@@ -19,7 +19,7 @@ from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Completion, Request, Session, Task
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.attempts import Episode
-from gxpo.sampling.rollouts.build import Count, Limit, RolloutPart, action, dotted, record, sample_within
+from gxpo.sampling.rollouts.build import Count, Limit, RolloutPart, action, dotted_name, record, sample_within
 from gxpo.sampling.rollouts.episodes import Play
 from gxpo.sampling.rollouts.replay_buffer import Remembers, ReplayBuffer, as_replay, side_by_side
 from gxpo.sampling.rollouts.search_nodes import Grower, Node, SearchTree, backed_up, depth_weight, puct, uct
@@ -49,35 +49,35 @@ class Answers(Grower):
         rooms = [min(self.longest, limit - node.length) for _, node in batch]
         for (tree, node), completions in zip(batch, sample_within(self.session, requests, rooms), strict=True):
             for completion in completions:
-                has_ended = completion.finish == "stop" or self._stopped([*_tokens(node), *completion.tokens])
+                has_ended = completion.finish == "stop" or self._is_stopped([*_tokens(node), *completion.tokens])
                 is_full = node.length + len(completion.tokens) >= limit
-                node.add(completion, completion.logprobs, terminal=has_ended or is_full, cut=not has_ended)
-                tree.spent += len(completion.tokens)
+                node.add(completion, completion.logprobs, terminal=has_ended or is_full, is_cut=not has_ended)
+                tree.n_tokens += len(completion.tokens)
 
-    def _stopped(self, tokens: Sequence[int]) -> bool:
+    def _is_stopped(self, tokens: Sequence[int]) -> bool:
         """Return True if a stop string began in one piece and ended in the next."""
         stop = self.session.sampling.stop
         return bool(stop) and any(text in self.session.decode(tokens) for text in stop)
 
-    def record(self, tree: SearchTree, leaf: Node, base: Node | None, shared: int) -> dict[str, Any]:
-        way = leaf.way()[shared:]
+    def record(self, tree: SearchTree, leaf: Node, base: Node | None, n_shared: int) -> dict[str, Any]:
+        way = leaf.way()[n_shared:]
         pieces: list[Completion] = [node.piece for node in way]
         begins = [node.length - node.tokens for node in way]
         columns: dict[str, Any] = {"prompt": list(tree.context)}
         if base is not None:
             columns = {"fork": {"of": self.name(tree, base), "turn": 0, "token": begins[0]}}
-        finish = "length" if leaf.cut else "stop"
+        finish = "length" if leaf.is_cut else "stop"
         turn = action(*pieces) | {"segments": [b - begins[0] for b in begins], "finish": finish, "state": tree.task.id}
-        info = {"path": list(leaf.path), "tree_tokens": tree.spent}
+        info = {"path": list(leaf.path), "tree_tokens": tree.n_tokens}
         return record(
             tree.task, tree.group, self.name(tree, leaf), self.session.sampling,
-            **columns, turns=[turn], truncated=leaf.cut, info=info,
+            **columns, turns=[turn], truncated=leaf.is_cut, info=info,
         )  # fmt: skip
 
     def piece_columns(self, tree: SearchTree, node: Node) -> dict[str, Any]:
         context_tokens = _tokens(node)[: -node.tokens or None]
-        turn = action(node.piece) | {"finish": "length" if node.cut else "stop", "state": tree.task.id}
-        return {"prompt": [*tree.context, *context_tokens], "turns": [turn], "truncated": node.cut}
+        turn = action(node.piece) | {"finish": "length" if node.is_cut else "stop", "state": tree.task.id}
+        return {"prompt": [*tree.context, *context_tokens], "turns": [turn], "truncated": node.is_cut}
 
 
 class Episodes(Grower):
@@ -92,7 +92,7 @@ class Episodes(Grower):
         for tree, episode in zip(trees, self.play.start(tasks, [t.draw for t in trees], 1), strict=True):
             tree.root.piece = episode
             if episode.end is not None:  # its environment broke: the attempt is there, and counted
-                tree.leaves.append(tree.root.add(episode, (), terminal=True, cut=True))
+                tree.leaves.append(tree.root.add(episode, (), terminal=True, is_cut=True))
                 tree.current = None
         return trees
 
@@ -100,25 +100,25 @@ class Episodes(Grower):
         forks = []
         for tree, node in batch:
             for key in self.streams(tree, node, self.width):
-                forks.append((node.piece, node.depth, key, f"{tree.draw}/{dotted(key)}"))
+                forks.append((node.piece, node.depth, key, f"{tree.draw}/{dotted_name(key)}"))
         twins = self.play.fork(forks)
-        self.play.turn(self.play.running(twins))
-        running = set(map(id, self.play.running(twins)))
+        self.play.turn(self.play.active(twins))
+        active_ids = set(map(id, self.play.active(twins)))
         for i, (tree, node) in enumerate(batch):
             for twin in twins[i * self.width : (i + 1) * self.width]:
                 newest = twin.turns[-1]
-                node.add(twin, newest["logprob"], terminal=id(twin) not in running, cut=twin.end != "done")
-                tree.spent += len(newest["action"])
+                node.add(twin, newest["logprob"], terminal=id(twin) not in active_ids, is_cut=twin.end != "done")
+                tree.n_tokens += len(newest["action"])
 
-    def record(self, tree: SearchTree, leaf: Node, base: Node | None, shared: int) -> dict[str, Any]:
+    def record(self, tree: SearchTree, leaf: Node, base: Node | None, n_shared: int) -> dict[str, Any]:
         episode: Episode = leaf.piece
-        episode.base, episode.inherited = None if base is None else base.piece, shared
+        episode.base, episode.n_inherited = None if base is None else base.piece, n_shared
         line = episode.record(dataclasses.asdict(self.session.sampling))
-        line["info"] |= {"path": list(leaf.path), "tree_tokens": tree.spent}
+        line["info"] |= {"path": list(leaf.path), "tree_tokens": tree.n_tokens}
         return line
 
     def piece_columns(self, tree: SearchTree, node: Node) -> dict[str, Any]:
-        return newest_turn(node.piece) | {"truncated": node.cut}
+        return newest_turn(node.piece) | {"truncated": node.is_cut}
 
 
 def _tokens(node: Node) -> list[int]:
@@ -188,7 +188,7 @@ class Searching(RolloutPart):
         """Number of attempts at a task, if tree and budget allow them all."""
         return self.terminals
 
-    def searched(self, tasks: Sequence[Task], grower: Grower) -> Forest:
+    def search(self, tasks: Sequence[Task], grower: Grower) -> Forest:
         """Grow a tree for each task, and return the scored forest of the groups."""
         if 0 < self.token_budget < (least := self.width * grower.longest):
             raise ConfigError(
@@ -210,8 +210,8 @@ class Searching(RolloutPart):
         # the scores are known already, so records take them as they are and nothing is scored again
         if self.by_node:
             records = [r for tree in trees for r in _siblings(tree, grower)]
-            unvisited = [n for tree in trees for n in tree.root.below() if not n.children and not n.visits]
-            grower.session.budget.discarded += len(unvisited)
+            unvisited_nodes = [n for tree in trees for n in tree.root.below() if not n.children and not n.visits]
+            grower.session.budget.discarded += len(unvisited_nodes)
             return Forest.from_records(records)
         for tree in trees:
             # branches that became no attempt have been charged: they count as discarded
@@ -227,22 +227,22 @@ class Searching(RolloutPart):
         if self.values == "weighted":
             for child in node.children:
                 child.visits += not child.terminal
-        chosen = sorted(ends, key=_preference)[:1] if self.backup == "one" else ends
-        for leaf in chosen[: self.terminals - len(tree.leaves)]:
+        leaves = sorted(ends, key=_preference)[:1] if self.backup == "one" else ends
+        for leaf in leaves[: self.terminals - len(tree.leaves)]:
             self._back_up(leaf)
             tree.leaves.append(leaf)
         # the next expansion must fit at its longest; without a new end the search goes down from here
         is_complete = len(tree.leaves) >= self.terminals
-        cost_of_next = tree.spent + self.width * grower.longest
+        cost_of_next = tree.n_tokens + self.width * grower.longest
         if is_complete or (self.token_budget and cost_of_next > self.token_budget):
             tree.current = None
         elif not ends:
-            tree.current = self._chosen(node.children, node, tree.draws)
+            tree.current = self._choose(node.children, node, tree.draws)
         else:
             tree.current = (
                 self._frontier(tree.root, grower.most)
                 if self.following == "frontier"
-                else self._descended(tree.root, tree.draws)
+                else self._descend(tree.root, tree.draws)
             )
 
     def _back_up(self, leaf: Node) -> None:
@@ -269,15 +269,15 @@ class Searching(RolloutPart):
                 best, highest = node, score
         return best
 
-    def _descended(self, root: Node, draws: random.Random) -> Node | None:
+    def _descend(self, root: Node, draws: random.Random) -> Node | None:
         """Descend from the root by the children's scores to a node without children; None if everything has ended."""
         node = root
-        while not root.closed:
+        while not root.is_closed:
             if not node.children:
                 return node
             # a subtree that has ended is closed on the way, and the descent begins again
-            node.closed = all(child.closed for child in node.children)
-            node = root if node.closed else self._chosen([c for c in node.children if not c.closed], node, draws)
+            node.is_closed = all(child.is_closed for child in node.children)
+            node = root if node.is_closed else self._choose([c for c in node.children if not c.is_closed], node, draws)
         return None
 
     def _score(self, child: Node, above: Node) -> float:
@@ -286,7 +286,7 @@ class Searching(RolloutPart):
         visits = child.visits if self.selection == "uct" else max(child.visits, 1)
         return uct(child.q, visits, above.visits, self.exploration)
 
-    def _chosen(self, children: Sequence[Node], above: Node, draws: random.Random) -> Node:
+    def _choose(self, children: Sequence[Node], above: Node, draws: random.Random) -> Node:
         # weights relative to the largest score, so that exp never overflows; infinite scores share the draw
         scores = [self._score(c, above) for c in children]
         high = max(scores)
@@ -298,7 +298,7 @@ class Searching(RolloutPart):
 
 def _preference(leaf: Node) -> tuple[int, float]:
     """Sort key of ends: successes, failures, cut ones, unknown outcomes; within these the least mean -log p first."""
-    rank = 0 if leaf.outcome > 0 else 3 if leaf.outcome == 0 else 2 if leaf.cut else 1
+    rank = 0 if leaf.outcome > 0 else 3 if leaf.outcome == 0 else 2 if leaf.is_cut else 1
     return rank, leaf.total / max(leaf.length, 1)
 
 
@@ -327,9 +327,9 @@ class Search(Searching):
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         if session.envs is None:
-            return self.searched(tasks, Answers(session, self.width, self.chunks))
+            return self.search(tasks, Answers(session, self.width, self.chunks))
         with Play(session, restorable=True) as play:
-            return self.searched(tasks, Episodes(session, self.width, play))
+            return self.search(tasks, Episodes(session, self.width, play))
 
 
 class _Scores:
@@ -372,7 +372,7 @@ def _siblings(tree: SearchTree, grower: Grower) -> Iterator[dict[str, Any]]:
         for node in above.children:
             if node.visits:
                 verdict = None if not node.terminal or not node.outcome else node.outcome > 0
-                info = {"path": list(node.path), "visits": node.visits, "tree_tokens": tree.spent}
+                info = {"path": list(node.path), "visits": node.visits, "tree_tokens": tree.n_tokens}
                 yield record(
                     tree.task, group, grower.name(tree, node), grower.session.sampling,
                     **grower.piece_columns(tree, node), reward=node.q, rewards={"q": node.q}, success=verdict,
@@ -384,8 +384,8 @@ def _records(tree: SearchTree, grower: Grower) -> Iterator[dict[str, Any]]:
     """Yield the attempts' records in order of backup; each forks from the earlier one that it shares most with."""
     through: dict[tuple[int, ...], Node] = {}  # the first attempt that goes through each node
     for leaf in tree.leaves:
-        shared = max((n.depth for n in leaf.way() if n.path in through), default=0)
-        yield grower.record(tree, leaf, through.get(leaf.path[:shared]), shared)
+        n_shared = max((n.depth for n in leaf.way() if n.path in through), default=0)
+        yield grower.record(tree, leaf, through.get(leaf.path[:n_shared]), n_shared)
         for node in leaf.way():
             through.setdefault(node.path, leaf)
 

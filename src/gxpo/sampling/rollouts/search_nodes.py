@@ -10,7 +10,7 @@ from typing import Any
 
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Session, StreamKey, Task
-from gxpo.sampling.rollouts.build import group_of, keyed, name_draws, stream
+from gxpo.sampling.rollouts.build import group_of, name_draws, random_for, stream
 
 
 def backed_up(value: float, outcome: float, weight: float) -> float:
@@ -69,8 +69,8 @@ class Node:
     surprise: float = 0.0
     total: float = 0.0
     terminal: bool = False
-    closed: bool = False  # terminal, or all below it is closed
-    cut: bool = False  # ended by a limit
+    is_closed: bool = False  # terminal, or all below it is closed
+    is_cut: bool = False  # ended by a limit
     outcome: float = 0.0
     visits: int = 0
     value: float = 0.0
@@ -99,13 +99,13 @@ class Node:
         for child in self.children:
             yield from child.below()
 
-    def add(self, piece: Any, logprobs: Sequence[float], *, terminal: bool, cut: bool) -> Node:
+    def add(self, piece: Any, logprobs: Sequence[float], *, terminal: bool, is_cut: bool) -> Node:
         """Add a child with this piece."""
         surprisal, size = -math.fsum(logprobs), len(logprobs)
         child = Node(self, (*self.path, len(self.children)), piece, size, self.length + size)
         child.surprise, child.total = surprisal / max(size, 1), self.total + surprisal
-        child.terminal = child.closed = terminal
-        child.cut = cut
+        child.terminal = child.is_closed = terminal
+        child.is_cut = is_cut
         self.children.append(child)
         return child
 
@@ -122,11 +122,11 @@ class SearchTree:
     root: Node = field(default_factory=Node)
     current: Node | None = None
     leaves: list[Node] = field(default_factory=list)
-    spent: int = 0  # tokens
+    n_tokens: int = 0  # tokens
 
 
 class Grower:
-    """Base class of what samples and records pieces.
+    """Base class of growers, which sample and record the pieces of a tree.
 
     Answers and episodes are in `gxpo.sampling.rollouts.search`, calls of teams in `gxpo.sampling.rollouts.team_search`.
     """
@@ -141,7 +141,7 @@ class Grower:
         """Make a tree for every draw."""
         s, trees = self.session, []
         for task, draw in zip(tasks, name_draws(tasks), strict=True):
-            tree = SearchTree(task, draw, group_of(s, draw), keyed(s, draw, "search"))
+            tree = SearchTree(task, draw, group_of(s, draw), random_for(s, draw, "search"))
             tree.current = tree.root
             trees.append(tree)
         return trees
@@ -154,8 +154,8 @@ class Grower:
         """Sample `width` children of every node in one call; mark terminals, and add the tokens to `spent`."""
         raise NotImplementedError
 
-    def record(self, tree: SearchTree, leaf: Node, base: Node | None, shared: int) -> dict[str, Any]:
-        """Build a leaf's `gxpo.rollouts/1` record; with a base, a fork after the `shared` pieces that both have."""
+    def record(self, tree: SearchTree, leaf: Node, base: Node | None, n_shared: int) -> dict[str, Any]:
+        """Build a leaf's `gxpo.rollouts/1` record; with a base, a fork after the `n_shared` pieces that both have."""
         raise NotImplementedError
 
     def piece_columns(self, tree: SearchTree, node: Node) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Completion, EnvFailure, Reply, Request, Session, StreamKey, Task, TimeStep
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.attempts import Draw, Episode
-from gxpo.sampling.rollouts.build import AGENT, Count, Limit, RolloutPart, keyed, name_draws
+from gxpo.sampling.rollouts.build import AGENT, Count, Limit, RolloutPart, name_draws, random_for
 from gxpo.sampling.rollouts.context import Context
 from gxpo.sampling.rollouts.opponents import Opponents
 from gxpo.sampling.rollouts.partners import Partners
@@ -81,15 +81,15 @@ class Seat:
         self.attempt.turns[-1] |= {"agent": agent} if is_trained else {"agent": agent, "trainable": False}
         return reply.content
 
-    def end(self, how: str = "", failure: EnvFailure | None = None) -> None:
+    def end(self, reason: str = "", failure: EnvFailure | None = None) -> None:
         """End its attempt; how: "" as the world says, or the limit that cut it."""
         if not self.attempt.turns:  # a record needs a turn, so that the attempt is counted
             self.attempt.opening = self.attempt.context.open("")
             self.attempt.act(Completion([], [], "none"))
         news = self.news()
         self.attempt.step(failure or dataclasses.replace(news, done=True), 1 << 30)
-        if how:
-            self.attempt.end = how
+        if reason:
+            self.attempt.end = reason
 
     @property
     def total(self) -> float:
@@ -176,7 +176,7 @@ class Seats(RolloutPart):
         if self.policy == "per_role" and self.opponents == PAST:
             raise ConfigError("rollout.opponents=past plays one policy's snapshots: set rollout.policy=shared")
         if isinstance(self.sees, dict):
-            names = [*self.sees, *(x for seen in self.sees.values() for x in seen)]
+            names = [*self.sees, *(x for names_seen in self.sees.values() for x in names_seen)]
             for name in names:
                 self._levels(names, name)
         object.__setattr__(self, "pool", Opponents(self.history, self.by))
@@ -217,10 +217,10 @@ class Seats(RolloutPart):
             self._take(table, answers[table.name], session)
         self._check_seat(tables)
         try:
-            while running := [table for table in tables if table.acting]:
-                orders = self._act(running, session)
+            while open_tables := [table for table in tables if table.acting]:
+                orders = self._act(open_tables, session)
                 answers = envs.step({name: Reply(json.dumps(order)) for name, order in orders.items()})
-                for table in running:
+                for table in open_tables:
                     if table.name in answers:
                         self._take(table, answers[table.name], session)
         finally:
@@ -242,9 +242,9 @@ class Seats(RolloutPart):
             if seat.has_acted and math.isfinite(seat.total)
         }
         for a, b in itertools.permutations(texts, 2):
-            paid = (table.seats[a].total + table.seats[b].total) / 2
+            payoff = (table.seats[a].total + table.seats[b].total) / 2
             for pair in zip(texts[a], texts[b], strict=False):
-                self.partners.note(a, b, pair, paid)
+                self.partners.note(a, b, pair, payoff)
 
     def _check_seat(self, tables: Sequence[Table]) -> None:
         """Raise ConfigError for a role that the world does not have."""
@@ -259,7 +259,7 @@ class Seats(RolloutPart):
             return "", ""
         if self.opponents != PAST:
             return self.opponents, self.opponents
-        name = self.pool.choose(keyed(session, draw.name, "opponent"))
+        name = self.pool.choose(random_for(session, draw.name, "opponent"))
         return name, name
 
     def _player(self, table: Table, agent: str, agents: Sequence[str], session: Session) -> str:
@@ -267,7 +267,7 @@ class Seats(RolloutPart):
         if role_of(agent) in self.models:
             return role_of(agent)
         roles = sorted({role_of(a) for a in agents} - {*self.frozen, *self.models})
-        seat_role = roles[int(keyed(session, table.draw.name, "seat").random() * len(roles))] if roles else ""
+        seat_role = roles[int(random_for(session, table.draw.name, "seat").random() * len(roles))] if roles else ""
         is_own = not table.opponent or role_of(agent) == (self.seat or seat_role)
         return POLICY if is_own else table.opponent
 
@@ -346,8 +346,8 @@ class Seats(RolloutPart):
             table.turns += 1
             orders[table.name] |= {"conflict": self.conflict, "draw": table.number}
         # an agent whose context is full ends the episode for all
-        cut = [t for t in tables if any(t.seats[a].attempt.end == "context" for a in t.acting)]
-        for table in cut:
+        cut_tables = [t for t in tables if any(t.seats[a].attempt.end == "context" for a in t.acting)]
+        for table in cut_tables:
             table.acting = []
             for seat in self._unfinished(table):
                 seat.end("context")

@@ -18,8 +18,8 @@ from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Session, Task
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.base import Count
-from gxpo.sampling.rollouts.build import Limit, RolloutPart, group_of, keyed, name_draws, record
-from gxpo.sampling.rollouts.reference import in_tokens, unrestricted
+from gxpo.sampling.rollouts.build import Limit, RolloutPart, group_of, name_draws, random_for, record
+from gxpo.sampling.rollouts.reference import in_tokens, lift_restrictions
 from gxpo.sampling.rollouts.rounds import Independent
 
 SHARED = "shared"  # their origin in the records
@@ -60,7 +60,7 @@ class Shared(RolloutPart):
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         own_forest = Independent(self.group_size).grow(tasks, session)
-        lines = [line for number in range(len(self.folders)) for line in self._published(number, tasks, session)]
+        lines = [line for number in range(len(self.folders)) for line in self._read_publication(number, tasks, session)]
         if not lines or not self.foreign:
             return own_forest
         foreign = session.score(Forest.from_records(lines))
@@ -69,14 +69,14 @@ class Shared(RolloutPart):
         # of the groups that teach something, as many as asked for
         differs = foreign.scored & ~grouped.degenerate(foreign.outcome, foreign.ids("group", axis="R"), foreign.scored)
         names = sorted({name for name, keep in zip(foreign.group, differs.tolist(), strict=True) if keep})
-        chosen_names = set(keyed(session, SHARED).sample(names, min(self.foreign, len(names))))
+        chosen_names = set(random_for(session, SHARED).sample(names, min(self.foreign, len(names))))
         rows = torch.tensor([name in chosen_names for name in foreign.group], dtype=torch.bool)
         return Forest.concat([own_forest, foreign.select(rows)]) if bool(rows.any()) else own_forest
 
-    def _published(self, number: int, tasks: Sequence[Task], session: Session) -> list[dict[str, Any]]:
-        """Records of what a run has published of these tasks, encoded anew."""
+    def _read_publication(self, number: int, tasks: Sequence[Task], session: Session) -> list[dict[str, Any]]:
+        """Published records of a run for these tasks, encoded anew."""
         texts_by_task = self._texts(self.folders[number])
-        sampling, lines = dataclasses.asdict(unrestricted(session.sampling)), []
+        sampling, lines = dataclasses.asdict(lift_restrictions(session.sampling)), []
         for task, draw in zip(tasks, name_draws(tasks), strict=True):
             group = f"{group_of(session, draw)}/{SHARED}/{number}"
             texts = [text for prompt, text in texts_by_task.get(task.id, ()) if prompt == task.prompt]

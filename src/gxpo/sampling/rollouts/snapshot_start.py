@@ -16,7 +16,7 @@ from gxpo.parts.protocols import Completion
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.attempts import Attempts, Draw, Episode, Fork
 from gxpo.sampling.rollouts.base import Count, Rollout, Round
-from gxpo.sampling.rollouts.build import Limit, Text, keyed
+from gxpo.sampling.rollouts.build import Limit, Text, random_for
 from gxpo.sampling.rollouts.episodes import Play
 from gxpo.sampling.rollouts.logged import files_of
 from gxpo.sampling.rollouts.reference import EXPERTS, reference_actions
@@ -76,19 +76,19 @@ class SnapshotStart(Remembers, Rollout):
         for draw in draws:
             way = ways.get(draw.group)
             start_turn = (
-                keyed(play.session, draw.name, "begins").randrange(len(way.snapshots)) if way is not None else 0
+                random_for(play.session, draw.name, "begins").randrange(len(way.snapshots)) if way is not None else 0
             )
             if way is None or not start_turn:
                 requests.append(draw.attempts(self.group_size, info={"begins": 0}))
                 continue
-            noted = {"begins": start_turn, "way": way.info.get("way", EXPERT)}
+            info = {"begins": start_turn, "way": way.info.get("way", EXPERT)}
             for number in draw.attempts(self.group_size).numbers:
                 key = dataclasses.replace(way.key, task=draw.name, attempt=number, path=())
-                requests.append(Fork(way, start_turn, key, f"{draw.name}/{number}", info=noted, anew=True))
+                requests.append(Fork(way, start_turn, key, f"{draw.name}/{number}", info=info, anew=True))
         return requests
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
-        group_order = {draw.group: i for i, draw in enumerate(play.drawn)}
+        group_order = {draw.group: i for i, draw in enumerate(play.step_draws)}
         forest = rounds[0].scored
         forest = forest.select(sorted(range(forest.n_trajectories), key=lambda r: group_order[forest.group[r]]))
         if self.teacher == OWN:
@@ -104,14 +104,14 @@ class SnapshotStart(Remembers, Rollout):
         for draw in draws:
             if self.teacher == EXPERT:
                 requests.append(draw.attempts(1, label=WAY, actor=reference_actions))
-            elif stored := self._stored(draw.task.id):
-                way = stored[keyed(play.session, draw.name, "way").randrange(len(stored))]
+            elif records := self._stored_records(draw.task.id):
+                way = records[random_for(play.session, draw.name, "way").randrange(len(records))]
                 requests.append(draw.attempts(1, actor=_Retrace(way), label=WAY, info={"way": way["id"]}))
         episodes = play.begin(requests)
         play.finish(episodes)
         return {e.group: e for e in episodes if e.failure is None and e.snapshots}
 
-    def _stored(self, task: str) -> list[Json]:
+    def _stored_records(self, task: str) -> list[Json]:
         if self.teacher == OWN:
             return self.buffer.of(task)
         if not self.read:

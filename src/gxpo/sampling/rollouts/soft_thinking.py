@@ -65,9 +65,11 @@ class SoftThinking(Rollout):
             extras[name] = torch.full(extras["support"].shape, torch.nan, dtype=torch.float64)
             # attempts differ in the number of candidates of a soft step: padded with nan to the widest
             values_by_attempt = [
-                torch.as_tensor(e.sampled.extras[name]) for e in rounds[0].episodes if e.sampled is not None
+                torch.as_tensor(e.newest_action.extras[name]) for e in rounds[0].episodes if e.newest_action is not None
             ]
             width = max(x.shape[1] for x in values_by_attempt)
-            padded = [torch.nn.functional.pad(x, (0, width - x.shape[1]), value=torch.nan) for x in values_by_attempt]
-            extras[name][forest.path_token, :width] = torch.cat(padded)
+            padded_values = [
+                torch.nn.functional.pad(x, (0, width - x.shape[1]), value=torch.nan) for x in values_by_attempt
+            ]
+            extras[name][forest.path_token, :width] = torch.cat(padded_values)
         return forest.replace(extras=extras)

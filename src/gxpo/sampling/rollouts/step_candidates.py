@@ -16,7 +16,7 @@ from gxpo.parts.functions import user_function
 from gxpo.parts.protocols import Session, Task, TimeStep
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.attempts import Episode
-from gxpo.sampling.rollouts.build import Count, RolloutPart, group_of, keyed, name_draws, record
+from gxpo.sampling.rollouts.build import Count, RolloutPart, group_of, name_draws, random_for, record
 from gxpo.sampling.rollouts.episodes import Play
 
 REWARD = "reward"
@@ -29,14 +29,14 @@ class Candidate:
     turn    the episode's turn, from 0
     read    text of the context that it was sampled under
     action  text of the step
-    then    the environment's answer
+    answer  the environment's answer
     """
 
     task: Task
     turn: int
     read: str
     action: str
-    then: TimeStep
+    answer: TimeStep
 
 
 Score = Callable[[Sequence[Candidate]], Sequence["float | None"]]
@@ -51,15 +51,15 @@ def pick(scores: Sequence[float | None], temperature: float, uniform: float) -> 
     >>> [pick([1.0, 0.0, -1.0], 0.7, u) for u in (0.77, 0.772, 0.956)]
     [0, 1, 2]
     """
-    scored = [j for j, score in enumerate(scores) if score is not None]
-    if not scored:
+    known_places = [j for j, score in enumerate(scores) if score is not None]
+    if not known_places:
         return None
-    one_group = torch.zeros(len(scored), dtype=torch.int64)
-    advantage = grouped.normalize(torch.tensor([scores[j] for j in scored], dtype=torch.float64), one_group)
+    one_group = torch.zeros(len(known_places), dtype=torch.int64)
+    advantage = grouped.normalize(torch.tensor([scores[j] for j in known_places], dtype=torch.float64), one_group)
     if temperature <= 0:
-        return scored[int(advantage.argmax())]
+        return known_places[int(advantage.argmax())]
     mass = grouped.softmax(advantage, one_group, temperature=temperature).cumsum(0)
-    return scored[min(int((mass <= uniform).sum()), len(scored) - 1)]
+    return known_places[min(int((mass <= uniform).sum()), len(known_places) - 1)]
 
 
 @dataclass(eq=False)
@@ -127,13 +127,13 @@ class StepCandidates(RolloutPart):
             for i, chain in enumerate(chains):
                 chain.candidates = episodes[i * k : (i + 1) * k]
             while chains:
-                play.turn(play.running([c for chain in chains for c in chain.candidates]))
+                play.turn(play.active([c for chain in chains for c in chain.candidates]))
                 scores = self._scores([c for chain in chains for c in chain.candidates], session)
                 # every candidate is recorded, taken or not; the chain goes on from the one that is taken
                 for chain in chains:
                     records += [_record(c, chain, scores[c], session) for c in chain.candidates]
                     chain.episode = self._take_one(chain, scores, session)
-                chains = [chain for chain in chains if chain.episode is not None and play.running([chain.episode])]
+                chains = [chain for chain in chains if chain.episode is not None and play.active([chain.episode])]
                 self._branch(play, chains)
         return Forest.from_records(records)
 
@@ -166,7 +166,7 @@ class StepCandidates(RolloutPart):
 
     def _take_one(self, chain: _Chain, scores: dict[Episode, float | None], session: Session) -> Episode | None:
         first = chain.candidates[0]
-        draws = keyed(session, chain.draw, chain.number, len(first.turns), "take")
+        draws = random_for(session, chain.draw, chain.number, len(first.turns), "take")
         place = pick([scores[c] for c in chain.candidates], self.temperature, draws.random())
         return None if place is None else chain.candidates[place]
 

@@ -16,7 +16,7 @@ from gxpo.sampling.rollouts.build import Count, Limit, RolloutPart, Text, action
 from gxpo.sampling.rollouts.episodes import Play
 from gxpo.sampling.rollouts.expert_prefix import Place, carry_out, draw_places, expert_ways
 from gxpo.sampling.rollouts.graph import SHARED
-from gxpo.sampling.rollouts.plan_episodes import EXECUTOR, PLANNER, SUB_GOAL_PROMPT, check_prompts, filled
+from gxpo.sampling.rollouts.plan_episodes import EXECUTOR, PLANNER, SUB_GOAL_PROMPT, check_prompts, fill_template
 from gxpo.sampling.rollouts.reference import EXPERTS
 
 
@@ -91,7 +91,7 @@ class SubgoalSteps(RolloutPart):
     ) -> Conversation:
         """Start a conversation of one observation, to be answered next."""
         assert session.envs is not None
-        messages = opened(session.envs.instructions, filled(template, observation, plan))
+        messages = opened(session.envs.instructions, fill_template(template, observation, plan))
         return session.chat.start(with_system(session.chat, session.system, messages), session.envs.tools)
 
     def plan(
@@ -114,9 +114,9 @@ class SubgoalSteps(RolloutPart):
         policy = self.of(role)
         return [Request(tuple(c.context), tuple(k), policy=policy) for c, k in zip(conversations, keys, strict=True)]
 
-    def turn(self, role: str, conversation: Conversation, completion: Completion, trained: bool) -> dict[str, Any]:
+    def turn(self, role: str, conversation: Conversation, completion: Completion, is_trained: bool) -> dict[str, Any]:
         """Build a turn of a record."""
-        context = {"context": list(conversation.context), "trainable": trained}
+        context = {"context": list(conversation.context), "trainable": is_trained}
         return {"agent": role, "policy": self.of(role), **context, **action(completion)}
 
     # ------------------------------------------------------------ single steps
@@ -152,7 +152,7 @@ class SubgoalSteps(RolloutPart):
             ]
             actions = self.act(executors, [step.keys for step in steps], session)
             attempts = [
-                _Tried(step, executor, completion, key)
+                _Trial(step, executor, completion, key)
                 for step, executor, completions in zip(steps, executors, actions, strict=True)
                 for completion, key in zip(completions, step.keys, strict=True)
             ]
@@ -162,7 +162,7 @@ class SubgoalSteps(RolloutPart):
                 t.fork = fork
         return session.score(Forest.from_records([self._record(t, session) for t in attempts]))
 
-    def _record(self, t: _Tried, session: Session) -> dict[str, Any]:
+    def _record(self, t: _Trial, session: Session) -> dict[str, Any]:
         """Build the record of an action under a sub-goal, with the sub-goal's turn unless it is of the low group."""
         step, place, answer = t.step, t.step.place, t.fork.time_step
         group = f"{group_of(session, place.draw)}/t{place.turn}" + ("/low" if step.low else "")
@@ -218,7 +218,7 @@ class _Step:
 
 
 @dataclass(eq=False)
-class _Tried:
+class _Trial:
     """An action under a sub-goal, and the episode that it was carried out in."""
 
     step: _Step
@@ -251,18 +251,18 @@ class _InTurns:
         with _play(session) as play:
             episodes = play.start(tasks, name_draws(tasks), self.samples)
             rows: dict[int, list[dict[str, Any]]] = {id(e): [] for e in episodes}
-            while running := play.running(episodes):
-                turns = [rows[id(e)] for e in running]
+            while active := play.active(episodes):
+                turns = [rows[id(e)] for e in active]
                 # the planner reads the observation, the executor the observation and its sub-goal: two streams a turn
                 planners = [
-                    part.conversation_about(part.plan_prompt, e.time_step.observation, "", session) for e in running
+                    part.conversation_about(part.plan_prompt, e.time_step.observation, "", session) for e in active
                 ]
-                keys = [[dataclasses.replace(e.key, turn=len(t))] for e, t in zip(running, turns, strict=True)]
+                keys = [[dataclasses.replace(e.key, turn=len(t))] for e, t in zip(active, turns, strict=True)]
                 plans = [completion for (completion,) in part.plan(planners, keys, session)]
                 goals = [session.decode(completion.tokens).strip() for completion in plans]
                 executors = [
                     part.conversation_about(part.execute_prompt, e.time_step.observation, goal, session)
-                    for e, goal in zip(running, goals, strict=True)
+                    for e, goal in zip(active, goals, strict=True)
                 ]
                 keys = [[dataclasses.replace(key, turn=key.turn + 1)] for (key,) in keys]
                 actions = [completion for (completion,) in part.act(executors, keys, session)]
@@ -272,7 +272,7 @@ class _InTurns:
                 ):
                     episode_turns += [part.turn(PLANNER, planner, plan, True), part.turn(EXECUTOR, executor, act, True)]
                     episode_turns[-2]["info"] = {"aside": "plan"}
-                play.take(running, actions)
+                play.take(active, actions)
             sampling = dataclasses.asdict(session.sampling)
             return session.score(Forest.from_records([_with_plans(e, rows[id(e)], sampling) for e in episodes]))
 

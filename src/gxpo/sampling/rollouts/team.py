@@ -20,10 +20,10 @@ from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Completion, ContextUpdate, EpisodeRules, Request, Sampling, Session, StreamKey, Task
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.attempts import Attempts, Fork
-from gxpo.sampling.rollouts.build import Count, RolloutPart, action, dotted, keyed, record
+from gxpo.sampling.rollouts.build import Count, RolloutPart, action, dotted_name, random_for, record
 from gxpo.sampling.rollouts.context import Context, marked
 from gxpo.sampling.rollouts.episodes import Play
-from gxpo.sampling.rollouts.graph import REQUEST, TASK, Call, Graph, Role, Texts, filled, graph
+from gxpo.sampling.rollouts.graph import REQUEST, TASK, Call, Graph, Role, Texts, fill_text, graph
 from gxpo.sampling.rollouts.team_policies import TeamPolicies
 
 
@@ -48,7 +48,7 @@ class Walk:
     texts    the newest text of each role, and the task's
     answer   the team's answer so far
     round    from 1; `calls` counts the actions so far
-    cut      a context or an action was too long
+    is_cut   a context or an action was too long
     callers  roles that wait for replies to their calls, each called by the one before it
     traitor  the role that works against the others in all attempts at this task; "": none
     """
@@ -65,16 +65,16 @@ class Walk:
             prompt = marked(messages)
         self.texts: dict[str, str] = {TASK: prompt, REQUEST: "", **dict.fromkeys(cast.graph.names, "")}
         self.answer, self.round, self.calls = "", 1, 0
-        self.cut = False
+        self.is_cut = False
         self.role: Role | None = cast.graph.roles[0]
         self.callers: tuple[Caller, ...] = ()
         self._speakers: tuple[str, ...] = ()  # the role of each action so far
         self._past_calls: tuple[tuple[str, Call], ...] = ()  # with the names of the callers
-        self._running: dict[str, Context] = {}
+        self._running_contexts: dict[str, Context] = {}
         self._read_texts: Texts = self.texts
         self.traitor = ""
         if cast.traitor_rate > 0:
-            draw = keyed(session, task.id, "traitor")
+            draw = random_for(session, task.id, "traitor")
             self.traitor = draw.choice(cast.graph.names) if draw.random() < cast.traitor_rate else ""
         self.opening = self._open(self.role)
 
@@ -85,25 +85,25 @@ class Walk:
         """
         if not role.at_once:
             self._read_texts = self.texts
-        again = role.again if role.name in self._speakers else None
-        self.read = filled(role.prompt if again is None else again, self._read_texts)
+        later_prompt = role.again if role.name in self._speakers else None
+        self.read = fill_text(role.prompt if later_prompt is None else later_prompt, self._read_texts)
         if replies and role.running:
             self.read = "\n".join(replies)
         if role.name == self.traitor:
             self.read = self.cast.traitor_prompt.format(prompt=self.read)
         if not role.running:
             return ContextUpdate(self.session.encode(dataclasses.replace(self.task, prompt=self.read)), rebuilt=True)
-        if role.name in self._running:
-            return self._running[role.name].observe(self.read)
+        if role.name in self._running_contexts:
+            return self._running_contexts[role.name].observe(self.read)
         context = Context(self.session.chat, EpisodeRules(), "", (), self.session.system)
-        self._running[role.name] = context
+        self._running_contexts[role.name] = context
         return context.open(self.read)
 
     @property
     def context(self) -> tuple[int, ...]:
         """Token ids that the next action is sampled under."""
         assert self.role is not None
-        return self._running[self.role.name].ids if self.role.running else self.opening.ids
+        return self._running_contexts[self.role.name].ids if self.role.running else self.opening.ids
 
     def texts_after(self, completion: Completion) -> dict[str, str]:
         """Return the texts as they would be after this action."""
@@ -113,7 +113,7 @@ class Walk:
     def answer_after(self, texts: Texts) -> str:
         """Return the team's answer as it would be after the next role's turn with these texts."""
         assert self.role is not None
-        return self.answer if self.role.answer is None else filled(self.role.answer, texts)
+        return self.answer if self.role.answer is None else fill_text(self.role.answer, texts)
 
     def turn(self, completion: Completion, *, with_context: bool = False) -> dict[str, Any]:
         """Build the action's turn of a record; `with_context`: independent of earlier turns."""
@@ -148,9 +148,9 @@ class Walk:
             columns = {"prompt": first["context"], "prompt_text": first["observation_text"]}
             columns["turns"] = [{k: v for k, v in first.items() if k != "context"}, *rest]
         cases = self.cast.graph.cases
-        case_info = {} if cases is None else {"cases": [filled(case, self.texts) for case in cases]}
+        case_info = {} if cases is None else {"cases": [fill_text(case, self.texts) for case in cases]}
         info = {"answer": self.answer, **case_info, **info}
-        return record(self.task, group, name, self.session.sampling, truncated=self.cut, info=info, **columns)
+        return record(self.task, group, name, self.session.sampling, truncated=self.is_cut, info=info, **columns)
 
     def take(self, completion: Completion) -> None:
         """Append the next role's action, and go on to the role after it."""
@@ -158,10 +158,10 @@ class Walk:
         assert role is not None
         self.answer = self.answer_after(texts)
         self.texts, self.calls = texts, self.calls + 1
-        self.cut |= completion.finish == "length"
+        self.is_cut |= completion.finish == "length"
         self._speakers = (*self._speakers, role.name)
         if role.running:
-            self._running[role.name].act(completion.tokens)
+            self._running_contexts[role.name].act(completion.tokens)
         replies = self._take_calls(role)
         if not replies and not self.callers:
             self.role, self.round = self.cast.graph.after(role, texts, self.round)
@@ -187,7 +187,7 @@ class Walk:
         elif self.callers:
             caller = self.callers[-1]
             call, _ = caller.calls[0]
-            reply = self.texts[role.name] if call.reply is None else filled(call.reply, self.texts)
+            reply = self.texts[role.name] if call.reply is None else fill_text(call.reply, self.texts)
             caller = dataclasses.replace(caller, calls=caller.calls[1:], replies=(*caller.replies, reply))
             self.callers = (*self.callers[:-1], caller)
         if not self.callers:
@@ -208,7 +208,7 @@ class Walk:
         """End the walk if the context leaves no room for an action; return True if the team is done."""
         room = self.session.episode.max_context - self.session.sampling.max_new_tokens
         if self.role is not None and len(self.context) > room:
-            self.role, self.cut = None, True
+            self.role, self.is_cut = None, True
         return self.role is None
 
 
@@ -225,9 +225,9 @@ class TeamAttempt(Walk):
     ) -> None:
         worded_task = spec.task if spec.wording is None else spec.wording.of_task(spec.task)
         super().__init__(cast, worded_task, session)
-        self.trained_walk = Walk(cast, spec.task, session) if spec.hidden else None
+        self.trained_walk = Walk(cast, spec.task, session) if spec.hides_wording else None
         self.spec, self.key, self.group = spec, key, spec.group
-        self.id, self.name = label or f"{spec.group}/{dotted(key)}", name
+        self.id, self.name = label or f"{spec.group}/{dotted_name(key)}", name
         self.info: dict[str, Any] = dict(spec.info)
         self.turns: list[dict[str, Any]] = []
         self.speeches: list[tuple[Role, Texts]] = []  # the role of each turn, and all texts after it
@@ -247,7 +247,7 @@ class TeamAttempt(Walk):
         if self.trained_walk is not None:
             turn = self.trained_walk.turn(completion) | {"sampled_under": list(self.context)}
             self.trained_walk.take(completion)
-        if self.spec.measured:
+        if self.spec.is_measurement:
             turn["trainable"] = False
         self.turns.append(turn)
         role = self.role
@@ -262,8 +262,8 @@ class TeamAttempt(Walk):
             self.turns.append(self.turn(Completion([], [], "none")))
         traitor = {"traitor": self.traitor} if self.cast.traitor_rate else {}
         line = self.line(self.id, self.group, self.turns, rounds=self.round, **traitor, **self.info)
-        measured = {"compared": False, "weight": 0.0} if self.spec.measured else {}
-        return line | measured | {"origin": self.spec.origin, "sampling": sampling}
+        measurement_columns = {"compared": False, "weight": 0.0} if self.spec.is_measurement else {}
+        return line | measurement_columns | {"origin": self.spec.origin, "sampling": sampling}
 
 
 class TeamPlay(Play):
@@ -286,12 +286,12 @@ class TeamPlay(Play):
         self.episodes += attempts
         return attempts
 
-    def running(self, episodes: Sequence[Any]) -> list[Any]:
+    def active(self, episodes: Sequence[Any]) -> list[Any]:
         return [attempt for attempt in episodes if not attempt.stops()]
 
-    def turn(self, running: Sequence[Any], sampling: Sampling | None = None) -> None:
+    def turn(self, active: Sequence[Any], sampling: Sampling | None = None) -> None:
         by_sampling: dict[Sampling | None, list[Any]] = {}
-        for attempt in running:
+        for attempt in active:
             role_sampling = sampling or attempt.spec.sampling
             if attempt.role.stop:
                 role_sampling = role_sampling or self.session.sampling
@@ -299,12 +299,12 @@ class TeamPlay(Play):
             by_sampling.setdefault(role_sampling, []).append(attempt)
         for batch_sampling, batch in by_sampling.items():
             requests = [attempt.request() for attempt in batch]
-            sampled = (
+            samples = (
                 self.session.sample(requests)
                 if batch_sampling is None
                 else self.session.sample(requests, batch_sampling)
             )
-            for attempt, (completion,) in zip(batch, sampled, strict=True):
+            for attempt, (completion,) in zip(batch, samples, strict=True):
                 attempt.act(completion)
 
     def transcript(self, episode: Any) -> str:
@@ -313,15 +313,17 @@ class TeamPlay(Play):
 
     def forest(self, episodes: Sequence[Any] | None = None) -> Forest:
         """Build the forest of these attempts, scored by the team's answers."""
-        chosen: list[Any] = list(self.episodes if episodes is None else episodes)
-        forest = Forest.from_records([e.record(dataclasses.asdict(self._recorded_sampling(e))) for e in chosen])
-        scored = self.session.score(forest, [e.answer for e in chosen])
+        attempts: list[Any] = list(self.episodes if episodes is None else episodes)
+        forest = Forest.from_records([e.record(dataclasses.asdict(self._recorded_sampling(e))) for e in attempts])
+        scored_forest = self.session.score(forest, [e.answer for e in attempts])
         if self.cast.traitor_rate:
-            scored = with_traitors(scored, torch.tensor([bool(e.traitor) for e in chosen], dtype=torch.bool))
+            scored_forest = with_traitors(
+                scored_forest, torch.tensor([bool(e.traitor) for e in attempts], dtype=torch.bool)
+            )
         if not self.pays_roles and self.cast.traitor != "trained":
-            return scored
-        rewards = [reward for r, e in enumerate(chosen) for reward in self._role_rewards(scored, r, e)]
-        return scored.replace(step_reward=torch.tensor(rewards, dtype=torch.float64))
+            return scored_forest
+        rewards = [reward for r, e in enumerate(attempts) for reward in self._role_rewards(scored_forest, r, e)]
+        return scored_forest.replace(step_reward=torch.tensor(rewards, dtype=torch.float64))
 
     def _role_rewards(self, forest: Forest, r: int, episode: Any) -> list[float]:
         """Reward of each turn of an attempt: as its role is paid, a trained traitor the negative outcome."""

@@ -19,7 +19,7 @@ from gxpo.sampling.rollouts.team import Teamwork, Walk
 from gxpo.sampling.rollouts.team_policies import TeamPolicies
 
 
-def mixed(team: Tensor, local: Tensor, alpha: float = 1.0) -> Tensor:
+def mix_scores(team: Tensor, local: Tensor, alpha: float = 1.0) -> Tensor:
     """Reward [n] of each candidate: alpha * team + local. Source: AT-GRPO, arXiv 2510.11062.
 
     >>> mixed(torch.tensor([1., 0., 0., 1.]), torch.tensor([.5, .25, 0., 1.])).tolist()
@@ -73,7 +73,7 @@ class TeamCells(Teamwork):
             best_index = dict.fromkeys(walking, 0)
             # scored before going on, since the best candidate of each cell is the one that the next role reads
             if cells:
-                forest = self._scored(cells, session)
+                forest = self._score(cells, session)
                 scored_forests.append(forest)
                 for i, (walk, candidates) in enumerate(cells):
                     size = len(candidates)
@@ -84,7 +84,7 @@ class TeamCells(Teamwork):
             raise ConfigError("no team had room for an action: raise env.max_context, or lower sampling.max_new_tokens")
         return Forest.concat(scored_forests)
 
-    def _scored(self, cells: Sequence[tuple[_Cells, list[Completion]]], session: Session) -> Forest:
+    def _score(self, cells: Sequence[tuple[_Cells, list[Completion]]], session: Session) -> Forest:
         """Return the candidates of these cells, with their rewards."""
         records = [r for walk, candidates in cells for r in walk.records(candidates)]
         texts_by_candidate = [(walk, walk.texts_after(c)) for walk, candidates in cells for c in candidates]
@@ -101,7 +101,8 @@ class TeamCells(Teamwork):
             dtype=torch.float64,
         )
         return forest.with_rewards(
-            mixed(forest.outcome, local, self.alpha), components={**columns, "team": forest.outcome, "local": local}
+            mix_scores(forest.outcome, local, self.alpha),
+            components={**columns, "team": forest.outcome, "local": local},
         )
 
 

@@ -15,7 +15,7 @@ from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Completion, Request, Session, Task
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.build import Count, group_of, name_draws, stream
-from gxpo.sampling.rollouts.graph import Graph, filled
+from gxpo.sampling.rollouts.graph import Graph, fill_text
 from gxpo.sampling.rollouts.team import Teamwork, Walk
 
 
@@ -78,14 +78,14 @@ class TeamJoint(Teamwork):
             row.texts = [next(completions) for _ in row.requests]
         answers = [(row, pick) for row in rows for pick in row.combinations]
         forest = Forest.from_records([row.joint_record(i, pick) for i, (row, pick) in enumerate(answers)])
-        scored = session.score(forest, [row.answer(pick) for row, pick in answers])
+        scored_forest = session.score(forest, [row.answer(pick) for row, pick in answers])
         # of each text the mean over its joint answers, and whether all of them are successes
         lines, outcomes, successes, start = list[dict[str, Any]](), list[float](), list[float](), 0
         for row in rows:
             end = start + len(row.combinations)
             n_roles, n_texts = len(row.requests), max(map(len, row.texts))
-            mean = marginal(scored.outcome[start:end], row.combinations, n_roles, n_texts)
-            success = marginal(scored.success[start:end], row.combinations, n_roles, n_texts)
+            mean = marginal(scored_forest.outcome[start:end], row.combinations, n_roles, n_texts)
+            success = marginal(scored_forest.success[start:end], row.combinations, n_roles, n_texts)
             start = end
             for i, k in row.trained:
                 lines.append(row.record(i, k))
@@ -132,7 +132,7 @@ class _Row:
         answer, texts = "", dict(self.walks[0].texts)
         for role, completions, k in zip(self.part.cast.graph.roles, self.texts, pick, strict=True):
             texts[role.name] = self.session.decode(completions[k].tokens)
-            answer = answer if role.answer is None else filled(role.answer, texts)
+            answer = answer if role.answer is None else fill_text(role.answer, texts)
         return answer
 
     def joint_record(self, number: int, pick: Sequence[int]) -> dict[str, Any]:

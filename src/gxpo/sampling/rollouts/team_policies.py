@@ -29,8 +29,8 @@ class TeamPolicies:
     models: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        untrained = {"frozen": self.frozen, "resting": self.resting, "models": self.models}
-        for option, names in untrained.items():
+        names_by_option = {"frozen": self.frozen, "resting": self.resting, "models": self.models}
+        for option, names in names_by_option.items():
             for name in names:
                 if name not in self.graph.names:
                     raise ConfigError(
@@ -38,14 +38,15 @@ class TeamPolicies:
                         f"has {', '.join(self.graph.names)}"
                     )
         if set(self.graph.names) <= set(self.untrained):
-            options = " with ".join(f"rollout.{option}" for option, names in untrained.items() if names)
+            options = " with ".join(f"rollout.{option}" for option, names in names_by_option.items() if names)
             raise ConfigError(f"{options} names every role of the team: leave out one, which is trained")
         weights = {"frozen": "the model that the run starts from", "resting": "what it has learned"}
         for one, other in (("frozen", "resting"), ("frozen", "models"), ("resting", "models")):
-            if both := set(untrained[one]) & set(untrained[other]):
-                what = weights.get(other, "another checkpoint")
+            if both := set(names_by_option[one]) & set(names_by_option[other]):
+                source = weights.get(other, "another checkpoint")
                 raise ConfigError(
-                    f"rollout.{other}: {min(both)!r} is in rollout.{one}, too: {one} has {weights[one]}, {other} {what}"
+                    f"rollout.{other}: {min(both)!r} is in rollout.{one}, too: {one} has {weights[one]}, {other} "
+                    f"{source}"
                 )
 
     @property

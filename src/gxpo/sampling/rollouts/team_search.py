@@ -23,7 +23,7 @@ class _Branch(Walk):
     def branch(self, completion: Completion) -> _Branch:
         """Return a copy of the walk that goes on with this action."""
         twin = copy.copy(self)
-        twin._running = {name: context.copy() for name, context in self._running.items()}
+        twin._running_contexts = {name: context.copy() for name, context in self._running_contexts.items()}
         twin.take(completion)
         return twin
 
@@ -48,7 +48,7 @@ class Calls(Grower):
             if walk.stops():  # not even the first context has room: an empty turn, so that the attempt is counted
                 walk.role = self.cast.graph.roles[0]
                 call = _Call(walk, walk.turn(Completion([], [], "none")))
-                tree.leaves.append(tree.root.add(call, (), terminal=True, cut=True))
+                tree.leaves.append(tree.root.add(call, (), terminal=True, is_cut=True))
                 tree.current = None
         return trees
 
@@ -68,16 +68,16 @@ class Calls(Grower):
                     _Call(next_walk, walk.turn(completion)),
                     completion.logprobs,
                     terminal=next_walk.stops(),
-                    cut=next_walk.cut,
+                    is_cut=next_walk.is_cut,
                 )
-                tree.spent += len(completion.tokens)
+                tree.n_tokens += len(completion.tokens)
 
-    def record(self, tree: SearchTree, leaf: Node, base: Node | None, shared: int) -> dict[str, Any]:
+    def record(self, tree: SearchTree, leaf: Node, base: Node | None, n_shared: int) -> dict[str, Any]:
         walk: _Branch = leaf.piece.walk
-        turns = [node.piece.turn for node in leaf.way()[shared:]]
-        fork = None if base is None else {"of": self.name(tree, base), "turn": shared - 1, "token": None}
+        turns = [node.piece.turn for node in leaf.way()[n_shared:]]
+        fork = None if base is None else {"of": self.name(tree, base), "turn": n_shared - 1, "token": None}
         name = self.name(tree, leaf)
-        return walk.line(name, tree.group, turns, fork, path=list(leaf.path), tree_tokens=tree.spent)
+        return walk.line(name, tree.group, turns, fork, path=list(leaf.path), tree_tokens=tree.n_tokens)
 
     def score_leaves(self, leaves: Sequence[tuple[SearchTree, Node]]) -> Forest:
         forest = Forest.from_records([self.record(tree, leaf, None, 0) for tree, leaf in leaves])
@@ -102,4 +102,4 @@ class TeamSearch(Searching, Teamwork):
     resting: list[str] = field(default_factory=list, kw_only=True)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        return self.searched(tasks, Calls(session, self.width, self.cast))
+        return self.search(tasks, Calls(session, self.width, self.cast))

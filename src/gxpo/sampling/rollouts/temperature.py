@@ -21,7 +21,7 @@ from gxpo.sampling.rollouts.episodes import Play
 from gxpo.sampling.rollouts.ways import TEMPERED
 
 
-def heated(start: float, visits: int, step: float, most: float) -> float:
+def heat_of(start: float, visits: int, step: float, most: float) -> float:
     """Return min(start + visits step, most), and never less than `start`.
 
     >>> [round(heated(1.0, c, 0.05, 1.2), 6) for c in range(6)]
@@ -57,7 +57,7 @@ class TaskTemperature(Rollout):
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
         run_sampling, requests = play.session.sampling, []
         for draw in draws:
-            heat = heated(run_sampling.temperature, self.visits.get(draw.task.id, 0), self.step, self.most)
+            heat = heat_of(run_sampling.temperature, self.visits.get(draw.task.id, 0), self.step, self.most)
             hot_sampling = None
             if heat != run_sampling.temperature:
                 hot_sampling = dataclasses.replace(run_sampling, temperature=heat)
@@ -129,7 +129,10 @@ class HotColdReplay(Rollout):
         # the entropy is steered towards the target: low entropy asks for hotter samples to learn from
         heat = self.high if entropy <= self.target else self.low
         # less a rounding error, so that a share of exactly k tasks is not k + 1
-        draws, run_sampling = play.drawn[: math.ceil(self.share * len(play.drawn) - 1e-9)], play.session.sampling
+        draws, run_sampling = (
+            play.step_draws[: math.ceil(self.share * len(play.step_draws) - 1e-9)],
+            play.session.sampling,
+        )
         return [
             draw.attempts(
                 self.group_size, first=self.group_size, label=TEMPERED, group=f"{draw.group}/{TEMPERED}",
@@ -142,18 +145,20 @@ class HotColdReplay(Rollout):
         fresh = rounds[0].scored
         if len(rounds) == 1:
             return fresh
-        tempered = rounds[1].scored
-        outcome_R, group_R = torch.nan_to_num(tempered.outcome), tempered.ids("group", axis="R")
+        tempered_forest = rounds[1].scored
+        outcome_R, group_R = torch.nan_to_num(tempered_forest.outcome), tempered_forest.ids("group", axis="R")
         # their advantage among themselves decides, in the order in which they were sampled
-        is_good_R = tempered.scored & (grouped.normalize(outcome_R, group_R, tempered.scored) > self.least)
+        is_good_R = tempered_forest.scored & (
+            grouped.normalize(outcome_R, group_R, tempered_forest.scored) > self.least
+        )
         # above the target only half as many come in
         m = min(self.most, int(is_good_R.sum()), fresh.n_trajectories)
         m = m // 2 if self._memory["entropy"] > self.target else m
-        play.session.budget.discarded += tempered.n_trajectories - m
+        play.session.budget.discarded += tempered_forest.n_trajectories - m
         if not m:
             return fresh
         return Forest.concat(
-            [_as_tempered_rows(tempered.select(is_good_R.nonzero().squeeze(1)[:m])), _untrain_first(fresh, m)]
+            [_as_tempered_rows(tempered_forest.select(is_good_R.nonzero().squeeze(1)[:m])), _untrain_first(fresh, m)]
         )
 
     def observe(self, forest: Forest) -> None:

@@ -88,7 +88,7 @@ class ThinkingBudgets(RolloutPart):
         thinkings = self._sample_thinkings(tasks, session.sampling.max_new_tokens - self.summary_tokens, session)
         self._sample_answers(thinkings, session)
         forest = Forest.from_records([row for t in thinkings for row in _records(t, self.budgets, session)])
-        judged_answers = [answer for t in thinkings for cut in reversed(t.answers) for answer in cut]
+        judged_answers = [answer for t in thinkings for cut_answers in reversed(t.answers) for answer in cut_answers]
         return session.score(forest, [session.decode(answer.tokens) for answer in judged_answers])
 
     # ------------------------------------------------------------ sampling

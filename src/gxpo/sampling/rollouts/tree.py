@@ -16,7 +16,7 @@ from gxpo.parts.protocols import Session, Task
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.attempts import Attempts, Draw, Episode, Fork
 from gxpo.sampling.rollouts.base import Rollout, Round
-from gxpo.sampling.rollouts.build import Count, Limit, Text, dotted, keyed
+from gxpo.sampling.rollouts.build import Count, Limit, Text, dotted_name, random_for
 from gxpo.sampling.rollouts.episodes import Play
 
 DROPPED = "dropped"  # `Episode.end` of an attempt that is given up
@@ -47,9 +47,9 @@ class AttemptTree:
         """Attempts that have not ended."""
         return [e for e in self.episodes if e.end is None]
 
-    def spent(self) -> tuple[int, int]:
+    def cost(self) -> tuple[int, int]:
         """Return the calls of the policy and the tokens so far; inherited turns are not counted again."""
-        own_turns = [turn for e in self.episodes for turn in e.turns[e.inherited :]]
+        own_turns = [turn for e in self.episodes for turn in e.turns[e.n_inherited :]]
         return len(own_turns), sum(len(turn["action"]) for turn in own_turns)
 
     def forks(self, points: Sequence[Point]) -> list[Fork]:
@@ -59,7 +59,7 @@ class AttemptTree:
         for base, turn, token in points:
             key = replace(base.key, path=(*base.key.path, forks_of_base[base]))
             forks_of_base[base] += 1
-            out.append(Fork(base, turn, key, f"{self.draw.name}/{dotted(key)}", token))
+            out.append(Fork(base, turn, key, f"{self.draw.name}/{dotted_name(key)}", token))
         return out
 
     def root(self) -> list[Fork]:
@@ -100,19 +100,19 @@ class Grow(Rollout):
             )
         turns, tokens = play.rules.max_turns, play.session.sampling.max_new_tokens
         for name, size in (("call_budget", 1), ("token_budget", tokens)):
-            needed = initial * turns * size
-            if 0 < getattr(self, name) < needed:
+            budget_needed = initial * turns * size
+            if 0 < getattr(self, name) < budget_needed:
                 raise ConfigError(
                     f"rollout.{name}={getattr(self, name)} does not hold the first {initial} attempts of up to "
-                    f"{turns} turns of {tokens} tokens, which is {needed}: raise it, or lower the number of first "
-                    "attempts, env.max_turns or sampling.max_new_tokens"
+                    f"{turns} turns of {tokens} tokens, which is {budget_needed}: raise it, or lower the number of "
+                    "first attempts, env.max_turns or sampling.max_new_tokens"
                 )
 
     def holds(self, tree: AttemptTree, ahead: Sequence[Point]) -> bool:
         """Return True if the budget holds branches at these points, each at its longest."""
         if not (self.token_budget or self.call_budget):
             return True
-        calls, tokens = tree.spent()
+        calls, tokens = tree.cost()
         # whatever is under way may still take all of its turns: that much is spoken for
         under_way = [*(p.turn for p in ahead), *(len(e.turns) for e in tree.open)]
         turns = sum(tree.play.rules.max_turns - at for at in under_way)
@@ -120,17 +120,17 @@ class Grow(Rollout):
         return not (0 < self.call_budget < calls + turns or 0 < self.token_budget < tokens)
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
-        return grown_forest(play, {e for e in play.episodes if e.end != DROPPED})
+        return grow_forest(play, {e for e in play.episodes if e.end != DROPPED})
 
 
-def grown_forest(play: Play, kept_episodes: Collection[Episode]) -> Forest:
+def grow_forest(play: Play, kept_episodes: Collection[Episode]) -> Forest:
     """Build the forest of the attempts to keep; the others count as discarded, their tokens have been charged.
 
     `info` gets "tree", the number of the first attempt of each one's tree, "path" from there, and the "generated"
     tokens and (of episodes) "calls" that were made for it alone.
     """
     for e in play.episodes:
-        own_turns = e.turns[e.inherited :]
+        own_turns = e.turns[e.n_inherited :]
         e.info |= {
             "tree": e.key.attempt,
             "path": list(e.key.path),
@@ -216,63 +216,67 @@ class Tree(Grow):
         return self.trees * (min(self.keep, chains) if self.keep else chains)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        used: set[Point] = set()
+        used_points: set[Point] = set()
         with Play(session, restorable=True) as play:
             draws = play.draws(tasks)
             play.finish(play.begin(self.plant(draws, self.trees, play)))
             # a round ends for a tree when its points are branched from; one that the budget cuts off is done for good
             trees = growing = [AttemptTree(play, draw) for draw in draws]
             for number in range(self.rounds):
-                waiting = {tree: self._plan_round(tree, number, used) for tree in growing}
-                while forks := [f for tree in growing for f in tree.forks(self._take_affordable(tree, waiting[tree]))]:
+                points_by_tree = {tree: self._plan_round(tree, number, used_points) for tree in growing}
+                while forks := [
+                    f for tree in growing for f in tree.forks(self._take_affordable(tree, points_by_tree[tree]))
+                ]:
                     play.finish(play.begin(forks))
-                growing = [tree for tree in growing if not waiting[tree]]
+                growing = [tree for tree in growing if not points_by_tree[tree]]
             if not play.world:  # a prompt's samples are stored tree by tree, so that forks follow their bases
                 group_order = {draw.group: i for i, draw in enumerate(draws)}
                 play.episodes.sort(key=lambda e: (group_order[e.group], e.key.attempt))
-            return grown_forest(
+            return grow_forest(
                 play, {chain for tree in trees for n in range(self.trees) for chain in self._chains_to_keep(tree, n)}
             )
 
-    def _plan_round(self, tree: AttemptTree, number: int, used: set[Point]) -> list[Point]:
+    def _plan_round(self, tree: AttemptTree, number: int, used_points: set[Point]) -> list[Point]:
         """Return the next round's points, the first one of every tree, then the second ones; each once a branch."""
-        points = [list(self._points(tree, n, number, used)) for n in range(self.trees)]
-        ordered = [at[i] for i in range(self.expansions) for at in points if i < len(at)]
-        return [point for point in ordered for _ in range(self.branches)]
+        points = [list(self._points(tree, n, number, used_points)) for n in range(self.trees)]
+        in_turn = [at[i] for i in range(self.expansions) for at in points if i < len(at)]
+        return [point for point in in_turn for _ in range(self.branches)]
 
-    def _take_affordable(self, tree: AttemptTree, waiting: list[Point]) -> list[Point]:
+    def _take_affordable(self, tree: AttemptTree, points: list[Point]) -> list[Point]:
         """Take the first waiting points, in order, as long as the budget holds their branches."""
-        ready: list[Point] = []
-        while waiting and self.holds(tree, [*ready, waiting[0]]):
-            ready.append(waiting.pop(0))
-        return ready
+        affordable: list[Point] = []
+        while points and self.holds(tree, [*affordable, points[0]]):
+            affordable.append(points.pop(0))
+        return affordable
 
-    def _points(self, tree: AttemptTree, n: int, number: int, used: set[Point]) -> Iterator[Point]:
+    def _points(self, tree: AttemptTree, n: int, number: int, used_points: set[Point]) -> Iterator[Point]:
         """Yield the points at which tree `n` is expanded in round `number`."""
         session, name = tree.play.session, tree.draw.name
         chains = [e for e in tree.episodes if e.key.attempt == n]
         if self.where == "step":
             candidates = [point for chain in chains for point in self._step_points(chain, tree.play)]
-            draws = keyed(session, name, n, "expand", number)
+            draws = random_for(session, name, n, "expand", number)
             next_points = (candidates[int(draws.random() * len(candidates))] for _ in range(self.expansions))
         else:
-            candidates = [at for at in _by_surprise(chains, tree.play) if at not in used]
+            candidates = [at for at in _by_surprise(chains, tree.play) if at not in used_points]
             next_points = iter(candidates)
         # exploring has a stream of its own, so that the points do not depend on `explore`
-        draws_to_explore = keyed(session, name, n, "explore", number)
+        draws_to_explore = random_for(session, name, n, "explore", number)
         for _ in range(self.expansions if candidates else 0):
             if self.explore and draws_to_explore.random() < self.explore:
                 yield Point(chains[0], 0)
             else:
                 # a token that was not branched at stays unused, and may come in a later round
                 drawn_points = list(islice(next_points, 1))
-                used.update(drawn_points)
+                used_points.update(drawn_points)
                 yield from drawn_points
 
     def _step_points(self, chain: Episode, play: Play) -> list[Point]:
         """Return the points where a chain's own steps begin; those that it shares are its base's."""
         if play.world:
-            return [Point(chain, turn) for turn in range(chain.inherited + bool(chain.key.path), len(chain.snapshots))]
+            return [
+                Point(chain, turn) for turn in range(chain.n_inherited + bool(chain.key.path), len(chain.snapshots))
+            ]
         first_points = [] if chain.key.path else [Point(chain, 0)]
         ends = step_ends(chain.action_tokens(0), play.session.decode, self.delimiter)
         return first_points + [Point(chain, 0, end) for end in ends if end > len(chain.prefix_tokens)]
@@ -280,7 +284,7 @@ class Tree(Grow):
     def _chains_to_keep(self, tree: AttemptTree, n: int) -> list[Episode]:
         """Draw the chains of tree `n` to keep, uniformly."""
         chains = [e for e in tree.episodes if e.key.attempt == n]
-        draws = keyed(tree.play.session, tree.draw.name, n, "keep", 0)
+        draws = random_for(tree.play.session, tree.draw.name, n, "keep", 0)
         ranks = [draws.random() for _ in chains]
         return [chains[i] for i in sorted(range(len(chains)), key=ranks.__getitem__)[: self.keep or len(chains)]]
 
@@ -289,8 +293,8 @@ def _by_surprise(chains: Sequence[Episode], play: Play) -> list[Point]:
     """Return a point before every token sampled for these chains, the least likely token first."""
     scored_points: list[tuple[float, Point]] = []
     for chain in chains:
-        for turn in range(chain.inherited, len(chain.snapshots) if play.world else 1):
-            shared_tokens = len(chain.prefix_tokens) if turn == chain.inherited else 0
+        for turn in range(chain.n_inherited, len(chain.snapshots) if play.world else 1):
+            shared_tokens = len(chain.prefix_tokens) if turn == chain.n_inherited else 0
             logprobs: list[float] = chain.turns[turn]["logprob"]
             scored_points += [(logprob, Point(chain, turn, shared_tokens + i)) for i, logprob in enumerate(logprobs)]
     return [point for _, point in sorted(scored_points, key=lambda pair: pair[0])]

@@ -20,9 +20,9 @@ from gxpo.base.errors import ConfigError
 from gxpo.parts.protocols import Task
 from gxpo.sampling.rollouts.attempts import Attempts, Draw, Episode, Fork
 from gxpo.sampling.rollouts.base import Count, Round
-from gxpo.sampling.rollouts.build import Limit, first_best, keyed
+from gxpo.sampling.rollouts.build import Limit, first_best, random_for
 from gxpo.sampling.rollouts.episodes import Play
-from gxpo.sampling.rollouts.reference import DEMONSTRATION, EXPERTS, demonstrated, reference_of, solutions_of
+from gxpo.sampling.rollouts.reference import DEMONSTRATION, EXPERTS, demonstrate, reference_of, solutions_of
 from gxpo.sampling.rollouts.wording import Cut, Solution, Wording, check_template, hints_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -157,7 +157,7 @@ def each_hint(
 
     samples  attempts under each hint
     """
-    return _hinted(ask, samples, template, fractions, cut)
+    return _hint_attempts(ask, samples, template, fractions, cut)
 
 
 @_with(fits=_hints_fit, check_task=_has_hints)
@@ -179,10 +179,10 @@ def next_hint(
     prompt unless `objective.context` is "sampled". In an environment the hint is in the message that begins each
     context, and the solution is its expert's actions, a line each, of which whole ones are shown.
     """
-    return _hinted(ask, ask.group_size, template, fractions, cut, only_level=len(ask.rounds))
+    return _hint_attempts(ask, ask.group_size, template, fractions, cut, only_level=len(ask.rounds))
 
 
-def _hinted(
+def _hint_attempts(
     ask: Ask, samples: int, template: str, fractions: tuple[float, ...], cut: Cut, only_level: int | None = None
 ) -> list[Attempts]:
     """Request `samples` attempts under every hint, or under that of one level; their stream has the path (level,)."""
@@ -193,7 +193,7 @@ def _hinted(
     solution_cut = "lines" if ask.play.world else cut  # no half of an action
     return [
         draw.attempts(
-            samples, path=(level,), label=f"hint{level}", wording=Wording(template, {"hint": hint}), hidden=True,
+            samples, path=(level,), label=f"hint{level}", wording=Wording(template, {"hint": hint}), hides_wording=True,
             origin="hint", info={"hint": level},
         )
         for draw in ask.draws
@@ -245,7 +245,7 @@ def hint_by_rate(
             reasons.append(f"that of task {draw.task.id!r}: {reason}")
             continue
         w = hint_ratio(fmean(verdicts[draw.group] or [0.0]), least, most)
-        w += noise * keyed(session, draw.name, "hint").gauss(0.0, 1.0) if noise else 0.0
+        w += noise * random_for(session, draw.name, "hint").gauss(0.0, 1.0) if noise else 0.0
         # at least the last token is the policy's own
         at = max(1, min(int(max(w, 0.0) * len(tokens) + 1e-9), len(tokens) - 1))
         forks += [
@@ -271,7 +271,7 @@ def hint_ratio(rate: float, least: float, most: float) -> float:
 
 def _reference_to_leave(draw: Draw, play: Play) -> Attempts:
     """Request the reference answer as an attempt that forks leave, which `keep` leaves out."""
-    spec = demonstrated(draw, 1, play, 0, "reference")
+    spec = demonstrate(draw, 1, play, 0, "reference")
     return dataclasses.replace(spec, group=f"{draw.group}/hint", home=f"{draw.group}/hint")
 
 
@@ -316,14 +316,14 @@ def next_prompt(ask: Ask, *, templates: tuple[str, ...] = (_DECOMPOSE, _REFLECT)
     for draw in ask.draws:
         fields, info = {}, {"hint": level}
         if "{attempt}" in template:
-            failed = _newest_failure(ask.rounds, draw.group)
-            if failed is None:
+            failed_attempt = _newest_failure(ask.rounds, draw.group)
+            if failed_attempt is None:
                 continue
-            fields, info = {"attempt": ask.play.transcript(failed)}, info | {"reflects_on": failed.id}
+            fields, info = {"attempt": ask.play.transcript(failed_attempt)}, info | {"reflects_on": failed_attempt.id}
         out.append(
             draw.attempts(
-                ask.group_size, path=(level,), label=f"prompt{level}", wording=Wording(template, fields), hidden=True,
-                origin="hint", info=info,
+                ask.group_size, path=(level,), label=f"prompt{level}", wording=Wording(template, fields),
+                hides_wording=True, origin="hint", info=info,
             )
         )  # fmt: skip
     return out
@@ -331,9 +331,9 @@ def next_prompt(ask: Ask, *, templates: tuple[str, ...] = (_DECOMPOSE, _REFLECT)
 
 def _newest_failure(rounds: Sequence[Round], group: str) -> Episode | None:
     """Return the newest attempt of a group that is a known failure; None without one."""
-    for played in reversed(rounds):
-        success_R = played.scored.success.tolist()
-        failures = [e for e, x in zip(played.episodes, success_R, strict=True) if e.group == group and x < 1]
+    for played_round in reversed(rounds):
+        success_R = played_round.scored.success.tolist()
+        failures = [e for e, x in zip(played_round.episodes, success_R, strict=True) if e.group == group and x < 1]
         if failures:
             return failures[-1]
     return None
@@ -363,7 +363,7 @@ def stated_direction(
     """
     requests = []
     for draw in ask.draws:
-        angle = math.radians(keyed(ask.play.session, draw.name, "direction").choice(angles))
+        angle = math.radians(random_for(ask.play.session, draw.name, "direction").choice(angles))
         direction = [math.cos(angle), math.sin(angle)]
         first, second = (f"{100 * x:.0f}" for x in direction)
         wording = Wording(template, {"first": first, "second": second})
@@ -382,7 +382,7 @@ def reference(ask: Ask) -> list[Attempts]:
     """Add the reference answer, once; in an environment its expert plays. Source: GCPO, arXiv 2510.07790."""
     if not ask.rounds:
         return ask.plain()
-    return [demonstrated(draw, 1, ask.play, ask.group_size, "reference") for draw in ask.draws]
+    return [demonstrate(draw, 1, ask.play, ask.group_size, "reference") for draw in ask.draws]
 
 
 # ---------------------------------------------------------------- drafts
@@ -417,8 +417,8 @@ def best_draft(
         draft_rows = [r for r, episode in enumerate(drafts.episodes) if episode.group == draw.group]
         best = draft_rows[first_best([outcome[r] for r in draft_rows])]
         text = ask.play.transcript(drafts.episodes[best])
-        noted = {"draft": text, "draft_outcome": None if math.isnan(outcome[best]) else outcome[best]}
-        out.append(draw.attempts(ask.group_size, wording=Wording(template, {"draft": text}), info=noted))
+        info = {"draft": text, "draft_outcome": None if math.isnan(outcome[best]) else outcome[best]}
+        out.append(draw.attempts(ask.group_size, wording=Wording(template, {"draft": text}), info=info))
     return out
 
 

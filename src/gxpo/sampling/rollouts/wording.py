@@ -14,7 +14,7 @@ from gxpo.base.media import with_marks
 from gxpo.parts.protocols import Message, Task
 
 
-def check_template(key: str, template: str, required: Sequence[str], optional: Sequence[str] = ()) -> None:
+def check_template(key: str, template: str, required_fields: Sequence[str], optional: Sequence[str] = ()) -> None:
     """Raise ConfigError for a template that lacks a required field, or has one that nothing fills.
 
     >>> check_template("rollout.template", "{prompt}{hint}", ("prompt", "hint"))
@@ -23,15 +23,15 @@ def check_template(key: str, template: str, required: Sequence[str], optional: S
         places_found = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
     except ValueError as error:
         raise ConfigError(f"{key}={template!r} is not a template: {error}; a brace itself is written twice") from None
-    missing_places = [name for name in required if name not in places_found]
-    unknown_places = sorted(places_found - {*required, *optional})
+    missing_places = [name for name in required_fields if name not in places_found]
+    unknown_places = sorted(places_found - {*required_fields, *optional})
     if missing_places or unknown_places:
         problem = f"lacks {{{missing_places[0]}}}" if missing_places else f"has {{{unknown_places[0]}}}"
-        places = ", ".join(f"{{{name}}}" for name in (*required, *optional))
+        places = ", ".join(f"{{{name}}}" for name in (*required_fields, *optional))
         raise ConfigError(f"{key}={template!r} {problem}: its places are {places}")
 
 
-def reworded(task: Task, template: str, **fields: str) -> Task:
+def reword(task: Task, template: str, **fields: str) -> Task:
     """Return the task with its prompt put into a template: {prompt} is its text, of a chat the last user message.
 
     >>> reworded(Task("a", "37+48="), "{prompt}{hint}", hint="7+8").prompt
@@ -47,8 +47,8 @@ def reworded(task: Task, template: str, **fields: str) -> Task:
             continue
         message = with_marks(message)
         if isinstance(message["content"], str):
-            changed = {**message, "content": template.format(prompt=message["content"], **fields)}
-            return dataclasses.replace(task, prompt=(*prompt[:i], changed, *prompt[i + 1 :]))  # type: ignore[arg-type]
+            new_message = {**message, "content": template.format(prompt=message["content"], **fields)}
+            return dataclasses.replace(task, prompt=(*prompt[:i], new_message, *prompt[i + 1 :]))  # type: ignore[arg-type]
     raise TaskError(
         f"task {task.id!r}: nothing can be added to its prompt, which is neither a text nor a chat with a text of the "
         "user's: give it as one of these"
@@ -67,8 +67,8 @@ class Wording:
     fields: Mapping[str, str]
 
     def of_task(self, task: Task) -> Task:
-        """Return the task with its prompt put into the template; see `reworded`."""
-        return reworded(task, self.template, **self.fields)
+        """Return the task with its prompt put into the template; see `reword`."""
+        return reword(task, self.template, **self.fields)
 
     def of_messages(self, messages: Sequence[Message]) -> list[Message]:
         """Put the first user message of an episode's context into the template; add one if there is none."""

@@ -49,18 +49,18 @@ class Playing:
     message: str = ""
     output_error: str = ""
     _stop: Callable[[], object] = lambda: None
-    _stopped: bool = False
+    _is_stopped: bool = False
 
     def stop(self) -> None:
         """Stop the episode: a command with all its processes, a coroutine at its next await. A plain function can't be
         stopped; only its further calls are refused."""
-        self._stopped = True
+        self._is_stopped = True
         self._stop()
 
     def on_stop(self, stop: Callable[[], object]) -> None:
         """Register the function that stops the episode; it is called at once if the episode was stopped before."""
         self._stop = stop
-        if self._stopped:
+        if self._is_stopped:
             stop()
 
     def fail(self, kind: str, message: str) -> None:

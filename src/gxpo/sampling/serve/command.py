@@ -34,9 +34,9 @@ class Tail:
     def add(self, piece: bytes) -> None:
         self.text += piece
         if len(self.text) > 2 * MOST:
-            self.cut()
+            self.truncate()
 
-    def cut(self) -> None:
+    def truncate(self) -> None:
         """Drop all but the last `MOST` bytes."""
         if len(self.text) > MOST:
             del self.text[:-MOST]
@@ -85,33 +85,33 @@ class Command:
         out, err, report = Tail(), Tail(), Tail()
         process = self._process
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        with self._report, process.stdin, process.stdout, process.stderr, selectors.DefaultSelector() as waiting:
+        with self._report, process.stdin, process.stdout, process.stderr, selectors.DefaultSelector() as selector:
             # Nothing may block: a command that fills one pipe while we wait at another would hang both sides.
             for file, tail in ((process.stdout, out), (process.stderr, err), (self._report, report)):
                 os.set_blocking(file.fileno(), False)
-                waiting.register(file, selectors.EVENT_READ, tail)
+                selector.register(file, selectors.EVENT_READ, tail)
             os.set_blocking(process.stdin.fileno(), False)
-            waiting.register(process.stdin, selectors.EVENT_WRITE)
+            selector.register(process.stdin, selectors.EVENT_WRITE)
             unwritten = memoryview(standard_input)
-            while any(key.data is not None for key in waiting.get_map().values()):
-                events = waiting.select(LOOK)
+            while any(key.data is not None for key in selector.get_map().values()):
+                events = selector.select(LOOK)
                 # A process that escaped may hold the output open for ever, so its end is not waited for.
                 if not events and self._has_ended():
                     break
                 for key, _ in events:
                     if key.data is not None:
                         if not _read_some(key.fd, key.data):
-                            waiting.unregister(key.fileobj)
+                            selector.unregister(key.fileobj)
                     elif not (unwritten := _write_some(key.fd, unwritten)):
-                        waiting.unregister(process.stdin)
+                        selector.unregister(process.stdin)
                         with contextlib.suppress(OSError):
                             process.stdin.close()
         # The guard reports a program that can't be started on a pipe of its own, apart from the program's output.
         code = self._wait()
         if report.text:
             raise NotStarted(os.strerror(int(report.text)))
-        out.cut()
-        err.cut()
+        out.truncate()
+        err.truncate()
         return code, out, err
 
     def _has_ended(self) -> bool:

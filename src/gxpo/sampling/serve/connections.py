@@ -93,7 +93,7 @@ def protocol(limit: int) -> type[H11Protocol]:
     class Connection(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
         since = 0.0  # when the client's turn began
-        _unread = 0
+        _n_unread = 0
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -101,8 +101,8 @@ def protocol(limit: int) -> type[H11Protocol]:
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.since = self.loop.time()
             if len(self.connections) > limit:
-                waiting = [c for c in self.connections if isinstance(c, Connection) and c.patience() is not None]
-                min(waiting, key=lambda c: c.since, default=self).transport.abort()
+                idle = [c for c in self.connections if isinstance(c, Connection) and c.patience() is not None]
+                min(idle, key=lambda c: c.since, default=self).transport.abort()
             self._look()
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -114,8 +114,8 @@ def protocol(limit: int) -> type[H11Protocol]:
             # After an early refusal the client still sends its body: read some of it, or it never sees the refusal.
             before = self.conn.their_state, self.cycle
             if self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY:
-                self._unread += len(data)
-                if self._unread > LEFT_UNREAD:
+                self._n_unread += len(data)
+                if self._n_unread > LEFT_UNREAD:
                     self.transport.abort()
                     return
             # Only progress restarts the clock, a new part of a request: a byte now and then must not hold a connection.

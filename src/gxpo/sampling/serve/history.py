@@ -42,13 +42,13 @@ def prefix_digests(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None = None
 ) -> list[bytes]:
     """Digest of the tools, the template's variables and the first i + 1 messages, for each i."""
-    shown = [list(tools), dict(template)] if template else list(tools)
-    running = hashlib.blake2b(json.dumps(shown, sort_keys=True).encode(), digest_size=16)
+    fields = [list(tools), dict(template)] if template else list(tools)
+    digest = hashlib.blake2b(json.dumps(fields, sort_keys=True).encode(), digest_size=16)
     out = []
     for message in messages:
         text = message_key(message).encode("utf-8", "surrogatepass")
-        running.update(len(text).to_bytes(8, "big") + text)
-        out.append(running.digest())
+        digest.update(len(text).to_bytes(8, "big") + text)
+        out.append(digest.digest())
     return out
 
 
@@ -440,15 +440,15 @@ class History:
         Contexts of one agent that overlap in time get names of their own: agent, agent.2, ...
         """
         ends: dict[str, list[int]] = {}  # agent -> last time of each of its lanes
-        timed: list[tuple[int, dict[str, Any]]] = []
+        entries: list[tuple[int, dict[str, Any]]] = []
         for thread in self.threads:
             lanes = ends.setdefault(thread.agent, [])
             # A context may take over a lane whose last turn came before its first.
             lane = next((i for i, end in enumerate(lanes) if end < thread.times[0]), len(lanes))
             lanes[lane : lane + 1] = [thread.times[-1]]
             name = thread.agent if lane == 0 else f"{thread.agent}.{lane + 1}"
-            timed += [(when, {**turn, "agent": name}) for when, turn in zip(thread.times, thread.turns, strict=True)]
-        return [turn for _, turn in sorted(timed, key=lambda entry: entry[0])]
+            entries += [(time, {**turn, "agent": name}) for time, turn in zip(thread.times, thread.turns, strict=True)]
+        return [turn for _, turn in sorted(entries, key=lambda entry: entry[0])]
 
 
 def _check_thought(request: CallRequest, chat: Chat) -> None:

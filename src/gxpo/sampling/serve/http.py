@@ -116,8 +116,8 @@ class Bodies:
         body = bytearray()
         size = 0
         try:
-            announced = http.headers.get("content-length", "")
-            if announced.isdecimal() and int(announced[:20]) > DRAINED:
+            length = http.headers.get("content-length", "")
+            if length.isdecimal() and int(length[:20]) > DRAINED:
                 raise _too_large()
             # A client whose connection closes while it still sends never reads the refusal, so the rest is drained.
             async for piece in http.stream():
@@ -148,7 +148,7 @@ def application(queue: CallQueue, decode: reply.Decode, bodies: Bodies, hosts: f
     from starlette.responses import JSONResponse, StreamingResponse
     from starlette.routing import Route
 
-    def refused(http: Request, error: Exception) -> Response:
+    def refuse(http: Request, error: Exception) -> Response:
         # Every error, even one of the framework or a bug, has the format of its API: clients fail to parse any other.
         if isinstance(error, HTTPException):
             error = Refused(f"there is no such route or method: {error.detail}", status=error.status_code)
@@ -182,11 +182,11 @@ def application(queue: CallQueue, decode: reply.Decode, bodies: Bodies, hosts: f
     async def reward(http: Request) -> Response:
         attempt: Attempt = queue.attempt(_key(http))
         try:
-            posted = await bodies.read(http, read_outcome)
+            body = await bodies.read(http, read_outcome)
         except Refused as error:
             attempt.post_error = str(error)
             raise
-        queue.post(attempt, posted)
+        queue.post(attempt, body)
         if attempt.over:  # the client may count on its record
             await asyncio.wrap_future(attempt.record_future)
         return JSONResponse({"ok": True})
@@ -199,13 +199,13 @@ def application(queue: CallQueue, decode: reply.Decode, bodies: Bodies, hosts: f
         ("/v1/reward", reward, ["POST"]),
     ]
     app = Starlette(
-        routes=[Route(p + path, view, methods=how) for p in ("", "/{key}") for path, view, how in routes],
-        exception_handlers={Refused: refused, HTTPException: refused, Exception: refused},
+        routes=[Route(p + path, view, methods=methods) for p in ("", "/{key}") for path, view, methods in routes],
+        exception_handlers={Refused: refuse, HTTPException: refuse, Exception: refuse},
     )
     names = host_names((), "") | hosts
 
     # Hosts and origins are checked before routing, so that no route can forget it.
-    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+    async def check_request(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             check_origin(scope.get("headers", ()), names)
         except Refused as error:
@@ -213,7 +213,7 @@ def application(queue: CallQueue, decode: reply.Decode, bodies: Bodies, hosts: f
         else:
             await app(scope, receive, send)
 
-    return checked
+    return check_request
 
 
 def _key(http: Request) -> str | None:
@@ -256,12 +256,12 @@ def _too_large() -> Refused:
 
 async def _answer(http: Request, queue: CallQueue, call: Call) -> Any:
     """Wait for the answer of a call; withdraw the call if its client disconnects before."""
-    answer, disconnected = asyncio.wrap_future(call.answer), asyncio.ensure_future(_until_disconnected(http))
-    done, _ = await asyncio.wait({answer, disconnected}, return_when=asyncio.FIRST_COMPLETED)
-    if answer not in done:
+    answer, disconnection = asyncio.wrap_future(call.answer), asyncio.ensure_future(_until_disconnected(http))
+    finished, _ = await asyncio.wait({answer, disconnection}, return_when=asyncio.FIRST_COMPLETED)
+    if answer not in finished:
         queue.withdraw(call)
         raise Refused("the client has gone", status=499)
-    disconnected.cancel()
+    disconnection.cancel()
     return answer.result()
 
 

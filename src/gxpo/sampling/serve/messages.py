@@ -129,16 +129,16 @@ def body(call: CallRequest, choices: Sequence[Choice], decode: Any) -> dict[str,
     message = choice.message or {}
     calls = message.get("tool_calls", ())
     blocks: list[dict[str, Any]] = []
-    if (thought := message.get("reasoning")) is not None:
-        blocks.append({"type": "thinking", "thinking": thought, "signature": ""})
+    if (reasoning := message.get("reasoning")) is not None:
+        blocks.append({"type": "thinking", "thinking": reasoning, "signature": ""})
     if choice.text or not calls:
         blocks.append({"type": "text", "text": choice.text})
     for each in calls:
         name = each["id"] or f"toolu_{uuid.uuid4().hex}"
         blocks.append({"type": "tool_use", "id": name, "name": each["name"], "input": each["arguments"]})
     # the text that ended the reply, which the client does not get
-    sampled = decode(choice.completion.tokens)
-    stop = min((s for s in call.stop if s in sampled), key=sampled.find, default=None)
+    text = decode(choice.completion.tokens)
+    stop = min((s for s in call.stop if s in text), key=text.find, default=None)
     reason = "max_tokens" if choice.completion.finish == "length" else "stop_sequence" if stop else "end_turn"
     return {
         "id": f"msg_{uuid.uuid4().hex}",
@@ -164,14 +164,14 @@ def events(call: CallRequest, choices: Sequence[Choice], decode: Any) -> Iterato
     def event(kind: str, **fields: Any) -> str:
         return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n"
 
-    begun = {
+    message = {
         **reply,
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
         "usage": {**reply["usage"], "output_tokens": 0},
     }
-    yield event("message_start", message=begun)
+    yield event("message_start", message=message)
     for i, block in enumerate(reply["content"]):
         kind = block["type"]
         if kind == "text":
@@ -189,7 +189,7 @@ def events(call: CallRequest, choices: Sequence[Choice], decode: Any) -> Iterato
     yield event("message_stop")
 
 
-def error(refused: Refused) -> dict[str, Any]:
+def error(refusal: Refused) -> dict[str, Any]:
     """Body of an error."""
-    kind = ERRORS.get(refused.status, "api_error" if refused.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": refused.body()["error"]["message"]}}
+    kind = ERRORS.get(refusal.status, "api_error" if refusal.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": refusal.body()["error"]["message"]}}

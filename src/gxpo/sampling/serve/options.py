@@ -104,8 +104,8 @@ def _grammar(fields: Mapping[str, Any]) -> tuple[str, str] | None:
         formats.append(("response_format", format_))
     formats += [(name, _source(kind, fields[name], name)) for name, kind in GUIDED.items() if name in fields]
     if "structured_outputs" in fields:
-        structured = fields["structured_outputs"]
-        entries = {k: v for k, v in structured.items() if v is not None} if isinstance(structured, Mapping) else {}
+        outputs = fields["structured_outputs"]
+        entries = {k: v for k, v in outputs.items() if v is not None} if isinstance(outputs, Mapping) else {}
         if len(entries) != 1 or not set(entries) <= set(STRUCTURED):
             raise Refused(
                 f"structured_outputs is an object with one of {', '.join(STRUCTURED)}", param="structured_outputs"
@@ -118,17 +118,17 @@ def _grammar(fields: Mapping[str, Any]) -> tuple[str, str] | None:
     if len(formats) > 1:
         raise Refused(f"{' and '.join(name for name, _ in formats)} are both set: leave one out", param=formats[1][0])
     ((name, grammar),) = formats
-    return checked(grammar, name)
+    return check_grammar(grammar, name)
 
 
-def checked(grammar: tuple[str, str], param: str) -> tuple[str, str]:
+def check_grammar(grammar: tuple[str, str], param: str) -> tuple[str, str]:
     """The grammar, if llguidance takes it; else `Refused` with its reason."""
-    from gxpo.sampling.engines.grammar import compiled
+    from gxpo.sampling.engines.grammar import compile_grammar
 
     if len(grammar[1]) > LONGEST:
         raise Refused(f"{param} has more than {LONGEST} characters", param=param)
     try:
-        compiled(grammar)
+        compile_grammar(grammar)
     except MissingExtra as error:
         raise Refused(str(error), param=param, code="unsupported_parameter") from error
     except ModelError as error:

@@ -18,7 +18,7 @@ from gxpo.base.usercode import described
 from gxpo.models.chat.call_grammar import call_grammar
 from gxpo.parts.protocols import BROKEN, Completion, Request, Sampling, Session, StreamKey, TokenOptions
 from gxpo.sampling.serve.history import Choice, Draft, History, Prompt
-from gxpo.sampling.serve.options import checked
+from gxpo.sampling.serve.options import check_grammar
 from gxpo.sampling.serve.request import TOO_LONG, CallRequest, Refused, too_long
 
 SETTLE = 0.004  # seconds for the other calls of an episode that makes several at once
@@ -34,12 +34,12 @@ class Attempt:
 
     key      API key of its calls;   number  its index among the episodes;   cohort  whose calls it is batched with
     name     prefix of its caches in the engine;   stream  key of its random numbers
-    calls    samples so far;   waiting  calls not answered yet
-    posted   body of its POST to /v1/reward;   post_error  why the latest body there can't be parsed
+    calls    samples so far;   n_waiting  calls not answered yet
+    outcome_body  body of its POST to /v1/reward;   post_error  why the latest body there can't be parsed
     record_future  done once a newcomer's episode has been recorded
     limit    limit that a call ran into: "calls" or "context"
     over     True if further calls are refused;   late  True if it kept others waiting beyond `patience`
-    spent    seconds of the agent's own work;   since  start of its current work (None: it waits for the policy)
+    own_time  seconds of the agent's own work;   since  start of its current work (None: it waits for the policy)
     """
 
     key: str
@@ -48,20 +48,20 @@ class Attempt:
     stream: StreamKey
     history: History
     calls: int = 0
-    waiting: int = 0
-    posted: Any = None
+    n_waiting: int = 0
+    outcome_body: Any = None
     post_error: str | None = None
     cohort: int = 0
     record_future: Future[None] = field(default_factory=Future)
     limit: str | None = None
     over: bool = False
     late: bool = False
-    spent: float = 0.0
+    own_time: float = 0.0
     since: float | None = None
 
-    def own_seconds(self, now: float) -> float:
+    def own_seconds(self, time: float) -> float:
         """Seconds of the agent's own work, without its waits for the policy."""
-        return self.spent + (0.0 if self.since is None else now - self.since)
+        return self.own_time + (0.0 if self.since is None else time - self.since)
 
 
 @dataclass(eq=False)
@@ -107,45 +107,45 @@ class CallQueue:
     ) -> None:
         self.clock = clock
         self.patience, self.most_calls, self.newcomer = patience, most_calls, newcomer
-        self.unawaited = 0
+        self.n_unawaited = 0
         self._attempts: dict[str, Attempt] = {}
-        self._pending: list[Call] = []
-        self._ended: list[Attempt] = []
-        self._changed = threading.Condition()  # re-entrant
+        self._pending_calls: list[Call] = []
+        self._ended_attempts: list[Attempt] = []
+        self._condition = threading.Condition()  # re-entrant
         self._parallel = newcomer is not None  # True once an episode has made two calls at once
-        self._closed = False
+        self._is_closed = False
 
     # ------------------------------------------------------------ episodes
     def open(self, attempt: Attempt) -> None:
         """Begin an episode."""
-        with self._changed:
+        with self._condition:
             attempt.since = self.clock()
             self._attempts[attempt.key] = attempt
 
     def end(self, attempt: Attempt) -> None:
         """End an episode: its waiting and further calls are refused."""
-        with self._changed:
+        with self._condition:
             if attempt.over:
                 return
             attempt.over = True
-            self._ended.append(attempt)
-            for call in [c for c in self._pending if c.attempt is attempt]:
-                self._pending.remove(call)
+            self._ended_attempts.append(attempt)
+            for call in [c for c in self._pending_calls if c.attempt is attempt]:
+                self._pending_calls.remove(call)
                 call.resolve(_episode_over())
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def close(self) -> None:
         """End all episodes."""
-        self._closed = True
+        self._is_closed = True
         for attempt in list(self._attempts.values()):
             self.end(attempt)
 
     # ------------------------------------------------------------ for the server
     def attempt(self, key: str | None) -> Attempt:
         """Find the episode of a key; `Refused` (401) if none is running under it."""
-        with self._changed:
+        with self._condition:
             attempt = self._attempts.get(key or "")
-            if (attempt is None or attempt.over) and key and self.newcomer is not None and not self._closed:
+            if (attempt is None or attempt.over) and key and self.newcomer is not None and not self._is_closed:
                 attempt = self._begin_episode(key, self.newcomer)
             if self.newcomer is not None and attempt is not None and attempt.since is not None:
                 attempt.since = self.clock()
@@ -178,7 +178,7 @@ class CallQueue:
         attempt.since = self.clock()
         return attempt
 
-    def post(self, attempt: Attempt, posted: Any) -> None:
+    def post(self, attempt: Attempt, body: Any) -> None:
         """Record the outcome that the agent has posted."""
         if self.newcomer is not None and not attempt.history.threads:
             raise Refused(
@@ -186,13 +186,13 @@ class CallQueue:
                 status=409,
                 code="no_reply",
             )
-        attempt.posted, attempt.post_error = posted, None
+        attempt.outcome_body, attempt.post_error = body, None
         if self.newcomer is not None:
             self.end(attempt)
 
     def submit(self, attempt: Attempt, request: CallRequest, drafts: Sequence[Draft] | None = None) -> Call:
         """Add a call to the queue; its answer will be set on `Call.answer`."""
-        with self._changed:
+        with self._condition:
             if attempt.over:
                 raise _episode_over()
             if attempt.calls + request.size > self.most_calls:
@@ -204,21 +204,21 @@ class CallQueue:
                 )
             attempt.calls += request.size
             call = Call(attempt, request, self.clock(), drafts)
-            self._pending.append(call)
+            self._pending_calls.append(call)
             # The agent's clock stops here: it must not run out of time because the policy is slow.
             if attempt.since is not None:
-                attempt.spent += self.clock() - attempt.since
+                attempt.own_time += self.clock() - attempt.since
             attempt.since, attempt.late = None, False
-            attempt.waiting += 1
-            self._parallel |= attempt.waiting > 1
-            self._changed.notify_all()
+            attempt.n_waiting += 1
+            self._parallel |= attempt.n_waiting > 1
+            self._condition.notify_all()
         return call
 
     def withdraw(self, call: Call) -> None:
         """Drop a waiting call whose client has disconnected."""
-        with self._changed:
-            if call in self._pending:
-                self._pending.remove(call)
+        with self._condition:
+            if call in self._pending_calls:
+                self._pending_calls.remove(call)
                 call.attempt.calls -= call.request.size
                 self._finish(call)
 
@@ -228,31 +228,31 @@ class CallQueue:
 
         Empty if an episode ended (see `collect`), or at the time `until`.
         """
-        with self._changed:
-            while not self._ended:
-                now = self.clock()
+        with self._condition:
+            while not self._ended_attempts:
+                time = self.clock()
                 due_times = {
-                    cohort: self._due_time(cohort, now) for cohort in {c.attempt.cohort for c in self._pending}
+                    cohort: self._due_time(cohort, time) for cohort in {c.attempt.cohort for c in self._pending_calls}
                 }
-                if due := [cohort for cohort, due_time in due_times.items() if due_time <= now]:
-                    return self._take_cohort(self._longest_waiting(due))
-                if until is not None and now >= until:
+                if due_cohorts := [cohort for cohort, due_time in due_times.items() if due_time <= time]:
+                    return self._take_cohort(self._longest_waiting(due_cohorts))
+                if until is not None and time >= until:
                     break
                 times = [*due_times.values(), *([] if until is None else [until])]
-                self._changed.wait(min((t - now for t in times), default=1.0))
+                self._condition.wait(min((t - time for t in times), default=1.0))
             return []
 
     def _longest_waiting(self, cohorts: Sequence[int]) -> int:
         """Return the cohort, of these, whose first call has waited for longest."""
-        return next(c.attempt.cohort for c in self._pending if c.attempt.cohort in cohorts)
+        return next(c.attempt.cohort for c in self._pending_calls if c.attempt.cohort in cohorts)
 
     def _take_cohort(self, cohort: int) -> list[Call]:
         """Remove the waiting calls of a cohort; they are sorted by episode."""
-        calls = [c for c in self._pending if c.attempt.cohort == cohort]
-        self._pending = [c for c in self._pending if c.attempt.cohort != cohort]
+        calls = [c for c in self._pending_calls if c.attempt.cohort == cohort]
+        self._pending_calls = [c for c in self._pending_calls if c.attempt.cohort != cohort]
         # An episode's single call is ordered by the episode alone; only concurrent ones are sorted by their contents,
         # which takes time for long conversations.
-        parallel_numbers = {c.attempt.number for c in calls if c.attempt.waiting > 1}
+        parallel_numbers = {c.attempt.number for c in calls if c.attempt.n_waiting > 1}
         return sorted(
             calls,
             key=lambda c: (c.attempt.number, c.request.order if c.attempt.number in parallel_numbers else ""),
@@ -260,49 +260,49 @@ class CallQueue:
 
     def collect(self) -> list[Attempt]:
         """Return the episodes that ended since the last call."""
-        with self._changed:
+        with self._condition:
             if self.newcomer is not None:
                 self._end_idle(self.clock())
-            ended, self._ended = self._ended, []
-            return ended
+            attempts, self._ended_attempts = self._ended_attempts, []
+            return attempts
 
-    def _end_idle(self, now: float) -> None:
+    def _end_idle(self, time: float) -> None:
         """End newcomers' episodes without a call for `IDLE` seconds, and forget those that are over."""
         for key, attempt in list(self._attempts.items()):
-            if attempt.since is not None and now - attempt.since >= IDLE and not attempt.over:
+            if attempt.since is not None and time - attempt.since >= IDLE and not attempt.over:
                 attempt.over = True
-                self._ended.append(attempt)
+                self._ended_attempts.append(attempt)
             if attempt.over:
                 del self._attempts[key]
 
-    def _due_time(self, cohort: int, now: float) -> float:
+    def _due_time(self, cohort: int, time: float) -> float:
         """Time at which to answer the waiting calls of a cohort that has some, as far as is known now."""
-        calls = [c for c in self._pending if c.attempt.cohort == cohort]
+        calls = [c for c in self._pending_calls if c.attempt.cohort == cohort]
         # An episode that makes parallel calls sends them within milliseconds: answer them in one batch.
         settled_at = calls[-1].arrival_time + (SETTLE if self._parallel else 0.0)
         others = [
-            a for a in self._attempts.values() if a.cohort == cohort and not a.over and not a.waiting and not a.late
+            a for a in self._attempts.values() if a.cohort == cohort and not a.over and not a.n_waiting and not a.late
         ]
         if not others or not self.patience:
             return settled_at
-        if now < (patient_until := calls[0].arrival_time + self.patience):
+        if time < (patient_until := calls[0].arrival_time + self.patience):
             return patient_until
         # The patience is over: go on without the episodes that have made no call.
         for attempt in others:
             attempt.late = True
-        self.unawaited += 1
+        self.n_unawaited += 1
         return settled_at
 
-    def answered(self, call: Call) -> None:
+    def count_answer(self, call: Call) -> None:
         """Count a call as answered; its agent's own time starts."""
-        with self._changed:
+        with self._condition:
             self._finish(call)
 
     def _finish(self, call: Call) -> None:
         """Start the agent's clock again if none of its calls waits any more."""
         attempt = call.attempt
-        attempt.waiting -= 1
-        if attempt.waiting == 0:
+        attempt.n_waiting -= 1
+        if attempt.n_waiting == 0:
             attempt.since = self.clock()
 
 
@@ -342,7 +342,7 @@ def respond(
             if refused.code == TOO_LONG:
                 call.attempt.limit = call.attempt.limit or "context"
             call.attempt.calls -= call.request.size
-            queue.answered(call)
+            queue.count_answer(call)
             call.resolve(refused)
     # Max tokens and stop texts differ between calls, and an engine takes one setting for a batch.
     completions_by_job: dict[_PromptSamples, list[Completion]] = {}
@@ -354,7 +354,7 @@ def respond(
         samples = [(job.prompt, completions_by_job[job]) for job in jobs if job.call is call]
         answer = _record_samples(call, samples, fields)
         call.attempt.history.overridden += bool(call.request.overridden)
-        queue.answered(call)
+        queue.count_answer(call)
         call.resolve(answer)
 
 
@@ -409,11 +409,11 @@ def _options_of(call: Call, session: Session) -> TokenOptions | None:
     if request.messages is None and options == TokenOptions(top_logprobs=1) and not session.takes_options:
         options = None  # of completions, where it also asks for the sampled token's log-prob, which all engines give
     if options is not None and not session.takes_options:
-        changed = [f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default]
+        names = [f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default]
         raise Refused(
             "the engine of this run does not record the distribution that logit_bias, penalties, min_p, min_tokens, "
             "ignore_eos, formats and top_logprobs make: leave them out, or set sampling.engine=torch",
-            param="response_format" if changed == ["grammar"] else changed[0],
+            param="response_format" if names == ["grammar"] else names[0],
             code="unsupported_parameter",
         )
     if options is not None and options.min_tokens and session.sampling.stop:
@@ -442,4 +442,4 @@ def _demanded_call(call: Call, session: Session) -> tuple[str, str] | None:
     if getattr(getattr(chat, "facts", None), "opens_reasoning", False):
         return None
     grammar = call_grammar(chat, must_call, several=request.several_calls)
-    return None if grammar is None else checked(grammar, "tools")
+    return None if grammar is None else check_grammar(grammar, "tools")

@@ -92,8 +92,8 @@ def _choice(index: int, choice: Choice, request: CallRequest, decode: Decode) ->
         message: dict[str, Any] = {"role": "assistant", "content": choice.text or (None if calls else "")}
         if calls:
             message["tool_calls"] = calls
-        if (thought := choice.message.get("reasoning")) is not None:
-            message["reasoning_content"] = thought
+        if (reasoning := choice.message.get("reasoning")) is not None:
+            message["reasoning_content"] = reasoning
         out |= {"message": message, "finish_reason": "tool_calls" if calls else finish}
     if request.logprobs:
         out["logprobs"] = _logprobs(choice, decode)
@@ -120,8 +120,8 @@ def _logprobs(choice: Choice, decode: Decode) -> dict[str, Any]:
         if choice.completion.top_ids is not None:
             rows = alternatives(choice.completion, decode)
             tops = [
-                {**{text: x for text, x in reversed(row)}, own: value}
-                for row, own, value in zip(rows, texts, values, strict=True)
+                {**{text: x for text, x in reversed(row)}, token_text: value}
+                for row, token_text, value in zip(rows, texts, values, strict=True)
             ]
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
     return {"content": token_logprobs(choice, decode), "refusal": None}

@@ -133,8 +133,8 @@ def read(body: Any, *, chat: bool) -> CallRequest:
     token_options = options.options_of(fields, chat=chat)
     least = token_options.min_tokens if token_options is not None else 0
     if least > (max_tokens or LARGEST_COUNT) or (least and stop):
-        what = "is above max_tokens" if not stop else "can't be kept to beside stop texts, which end a reply"
-        raise Refused(f"min_tokens={least} {what}: leave one of them out", param="min_tokens")
+        fault = "is above max_tokens" if not stop else "can't be kept to beside stop texts, which end a reply"
+        raise Refused(f"min_tokens={least} {fault}: leave one of them out", param="min_tokens")
     return CallRequest(
         messages=_messages(fields["messages"]) if chat else None,
         prompts=prompts,
@@ -159,7 +159,7 @@ def read(body: Any, *, chat: bool) -> CallRequest:
     )
 
 
-def _check_names(fields: Mapping[str, Any], needed: str) -> None:
+def _check_names(fields: Mapping[str, Any], required: str) -> None:
     """Refuse unknown parameters, and those that would make the recorded log-probs other than the sampler's."""
     for name, value in fields.items():
         if name in NEUTRAL and not any(value == x and type(value) in _types_like(x) for x in NEUTRAL[name]):
@@ -177,8 +177,8 @@ def _check_names(fields: Mapping[str, Any], needed: str) -> None:
             "prompt_token_ids has no place beside messages or a prompt: send the ids alone, to /v1/completions",
             param="prompt_token_ids",
         )
-    if needed not in fields:
-        raise Refused(f"{needed!r} is missing", param=needed, code="missing_required_parameter")
+    if required not in fields:
+        raise Refused(f"{required!r} is missing", param=required, code="missing_required_parameter")
 
 
 def _types_like(value: Any) -> tuple[type, ...]:

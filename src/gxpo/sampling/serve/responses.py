@@ -66,11 +66,11 @@ def read(body: Any) -> CallRequest:
 
 
 def _check_names(fields: Mapping[str, Any]) -> None:
-    """Refuse unknown parameters, and values that need what OpenAI's servers keep."""
+    """Refuse unknown parameters, and values that refer to state on OpenAI's servers."""
     for name, value in fields.items():
         if name in NEUTRAL and not any(value == x and type(value) is type(x) for x in NEUTRAL[name]):
-            why = WHY.get(name, "leave it out")
-            raise Refused(f"{name} is not supported here: {why}", param=name, code="unsupported_parameter")
+            remedy = WHY.get(name, "leave it out")
+            raise Refused(f"{name} is not supported here: {remedy}", param=name, code="unsupported_parameter")
         if name not in SAME and name not in RENAMED and name not in READ and name not in NEUTRAL:
             short = name[: request.LONGEST_NAME]
             raise Refused(f"unknown parameter {short!r}: leave it out", param=short, code="unknown_parameter")
@@ -185,8 +185,8 @@ def _items(call: CallRequest, choice: Choice, decode: Any) -> list[dict[str, Any
     from gxpo.sampling.serve.reply import token_logprobs
 
     message, items = choice.message or {}, []
-    if (thought := message.get("reasoning")) is not None:
-        items.append({"type": "reasoning", "id": _name("rs"), "summary": [{"type": "summary_text", "text": thought}]})
+    if (reasoning := message.get("reasoning")) is not None:
+        items.append({"type": "reasoning", "id": _name("rs"), "summary": [{"type": "summary_text", "text": reasoning}]})
     calls = message.get("tool_calls", ())
     if choice.text or not calls:
         rows = token_logprobs(choice, decode) if call.logprobs else []
@@ -210,7 +210,7 @@ def _name(kind: str) -> str:
 def events(call: CallRequest, choices: Sequence[Choice], decode: Any) -> Iterator[str]:
     """Server-sent events of a response; sampling is complete by then, so each item comes in one piece."""
     response, number = body(call, choices, decode), 0
-    begun = {**response, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    start = {**response, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
 
     def event(kind: str, **fields: Any) -> str:
         nonlocal number
@@ -218,8 +218,8 @@ def events(call: CallRequest, choices: Sequence[Choice], decode: Any) -> Iterato
         data = json.dumps({"type": f"response.{kind}", "sequence_number": number - 1, **fields})
         return f"event: response.{kind}\ndata: {data}\n\n"
 
-    yield event("created", response=begun)
-    yield event("in_progress", response=begun)
+    yield event("created", response=start)
+    yield event("in_progress", response=start)
     for i, item in enumerate(response["output"]):
         at = {"output_index": i, "item_id": item["id"]}
         if item["type"] == "message":

@@ -115,7 +115,7 @@ class GroupRewards:
     """Rewards of one group's session, scored by the service in a batch with other groups."""
 
     def __init__(self, routine: Routine, rewards: Any) -> None:
-        self._routine, self.weighed = routine, rewards.weighed
+        self._routine, self.weighted_names = routine, rewards.weighted_names
 
     def score(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> Forest:
         return self._routine.ask(REWARDS, "score", forest, list(texts), list(tasks))

@@ -120,8 +120,8 @@ class Entry:
     version: int
     state: str = "dispatched"  # finished | failed | dropped | consumed
     cost: Cost = field(default_factory=Cost)
-    why: str = ""
-    used: int | None = None  # step that consumed or dropped it
+    reason: str = ""
+    consumed_step: int | None = None  # step that consumed or dropped it
     files: dict[str, list[str]] = field(default_factory=dict)  # digests of lines by name of the record file
 
 
@@ -159,17 +159,17 @@ class Ledger:
         entry = self.entries[place]
         entry.state, entry.version, entry.cost, entry.files = "finished", version, cost, files
 
-    def fail(self, place: int, why: str, cost: Cost) -> None:
+    def fail(self, place: int, reason: str, cost: Cost) -> None:
         """Note a place whose rollout raised; its tokens are charged, nothing is trained."""
-        self._append({"event": "fail", "place": place, "why": why, **asdict(cost)})
+        self._append({"event": "fail", "place": place, "why": reason, **asdict(cost)})
         entry = self.entries[place]
-        entry.state, entry.why, entry.cost = "failed", why, cost
+        entry.state, entry.reason, entry.cost = "failed", reason, cost
 
     def drop(self, place: int, step: int, cost: Cost) -> None:
         """Note a place that was over age at `step`."""
         self._append({"event": "drop", "place": place, "step": step, **asdict(cost)})
         entry = self.entries[place]
-        entry.state, entry.used, entry.cost = "dropped", step, cost
+        entry.state, entry.consumed_step, entry.cost = "dropped", step, cost
 
     def consume(self, step: int, places: Iterable[int]) -> None:
         """Note the places that the update of `step` trains; failed ones are used up by it too."""
@@ -177,7 +177,7 @@ class Ledger:
         self._append({"event": "consume", "step": step, "places": places})
         for place in places:
             entry = self.entries[place]
-            entry.used = step
+            entry.consumed_step = step
             entry.state = "consumed" if entry.state == "finished" else entry.state
 
     def rollouts(self, place: int) -> Forest:
@@ -230,20 +230,20 @@ class Ledger:
         self.entries, digests = _read(self.path) if self.path.is_file() else ({}, set())
         self._marks = list(state["marks"]) if state else []
         if self._marks and self._marks[-1] not in digests:
-            lost = "lines that it had at the checkpoint are lost" if self.path.is_file() else "is lost"
-            raise CheckpointError(f"{self.path}: {lost}, as of step {step}: {_REMEDY} {self.path.parent.parent}")
+            loss = "lines that it had at the checkpoint are lost" if self.path.is_file() else "is lost"
+            raise CheckpointError(f"{self.path}: {loss}, as of step {step}: {_REMEDY} {self.path.parent.parent}")
         # A place used after `step` is finished or failed again; one without records can only be sampled again. Records
         # that were complete and are missing are counted, for the user may have deleted them on purpose.
         n_lost = 0
         for place, entry in list(self.entries.items()):
-            had_records = entry.used is None or entry.used > step
-            had_records &= entry.state in ("finished", "consumed") and not entry.why
-            if entry.used is not None and entry.used > step:
-                entry.used = None
+            had_records = entry.consumed_step is None or entry.consumed_step > step
+            had_records &= entry.state in ("finished", "consumed") and not entry.reason
+            if entry.consumed_step is not None and entry.consumed_step > step:
+                entry.consumed_step = None
                 entry.state = (
-                    "failed" if entry.why else "finished" if self.records_path(place).is_file() else "dispatched"
+                    "failed" if entry.reason else "finished" if self.records_path(place).is_file() else "dispatched"
                 )
-            if entry.used is None and not self._is_usable(entry):
+            if entry.consumed_step is None and not self._is_usable(entry):
                 del self.entries[place]
                 n_lost += had_records
         if n_lost:
@@ -258,8 +258,8 @@ class Ledger:
         lines += [line for entry in self.entries.values() for line in _entry_lines(entry)]
         places_by_step: dict[int, list[int]] = {}
         for entry in self.entries.values():
-            if entry.used is not None and entry.state != "dropped":
-                places_by_step.setdefault(entry.used, []).append(entry.place)
+            if entry.consumed_step is not None and entry.state != "dropped":
+                places_by_step.setdefault(entry.consumed_step, []).append(entry.place)
         lines += [
             {"event": "consume", "step": used_step, "places": places}
             for used_step, places in sorted(places_by_step.items())
@@ -270,10 +270,10 @@ class Ledger:
 
     def _check_unconsumed(self) -> None:
         """Check the files of all finished places that no step has used; warn of those without digests."""
-        unconsumed = [e for e in self.entries.values() if e.used is None and e.state == "finished"]
-        for entry in unconsumed:
+        unconsumed_entries = [e for e in self.entries.values() if e.consumed_step is None and e.state == "finished"]
+        for entry in unconsumed_entries:
             self._check_files(entry.place)
-        if without_digests := [e for e in unconsumed if not e.files]:
+        if without_digests := [e for e in unconsumed_entries if not e.files]:
             warnings.warn(
                 f"{self.path}: {len(without_digests)} finished groups have no digests, as in runs of earlier versions: "
                 "changes of their records can't be detected",
@@ -290,7 +290,7 @@ class Ledger:
             entries_by_step.setdefault(entry.step, []).append(entry)
         for drawn_step, entries in entries_by_step.items():
             folder = self.folder / f"step-{drawn_step:06d}"
-            if all(e.used is not None and e.used <= step for e in entries) and folder.is_dir():
+            if all(e.consumed_step is not None and e.consumed_step <= step for e in entries) and folder.is_dir():
                 shutil.rmtree(folder)
 
     def _append(self, line: Mapping[str, Any]) -> None:
@@ -358,14 +358,14 @@ def _apply_event(line: dict[str, Any], entries: dict[int, Entry]) -> None:
     elif event == "consume":
         for place in line["places"]:
             entry = entries[place]
-            entry.used = line["step"]
+            entry.consumed_step = line["step"]
             entry.state = "consumed" if entry.state == "finished" else entry.state
     elif event == "drop":
         entry, step = entries[line.pop("place")], line.pop("step")
-        entry.state, entry.used, entry.cost = "dropped", step, Cost(**line)
+        entry.state, entry.consumed_step, entry.cost = "dropped", step, Cost(**line)
     elif event in ("finish", "fail"):
         entry = entries[line.pop("place")]
-        entry.version, entry.why = line.pop("version", entry.version), line.pop("why", "")
+        entry.version, entry.reason = line.pop("version", entry.version), line.pop("why", "")
         entry.files = line.pop("files", {})
         entry.state, entry.cost = "failed" if event == "fail" else "finished", Cost(**line)
     else:
@@ -379,9 +379,9 @@ def _entry_lines(entry: Entry) -> Iterable[dict[str, Any]]:
         **{name: getattr(entry, name) for name in ("place", "step", "task", "draws", "seed", "version")},
     }
     if entry.state == "failed":
-        yield {"event": "fail", "place": entry.place, "why": entry.why, **asdict(entry.cost)}
+        yield {"event": "fail", "place": entry.place, "why": entry.reason, **asdict(entry.cost)}
     elif entry.state == "dropped":
-        yield {"event": "drop", "place": entry.place, "step": entry.used, **asdict(entry.cost)}
+        yield {"event": "drop", "place": entry.place, "step": entry.consumed_step, **asdict(entry.cost)}
     else:
         cost = asdict(entry.cost)
         yield {"event": "finish", "place": entry.place, "version": entry.version, "files": entry.files, **cost}

@@ -34,18 +34,18 @@ POLL = 0.05  # seconds after which a sampler looks for newly dispatched groups
 
 
 @dataclass(frozen=True)
-class Gathered:
+class GatheredRollouts:
     """Rollouts of a step in order of dispatch, and the failed and dropped groups since the step before.
 
-    failed   message of each group whose rollout raised
-    dropped  number of rollout groups that were over age
+    failures   message of each group whose rollout raised
+    n_dropped  number of rollout groups that were over age
     """
 
     forest: Forest
     tasks: list[Task]
     cost: Cost
-    dropped: int
-    failed: list[str]
+    n_dropped: int
+    failures: list[str]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Pipeline:
         self.schedule = Schedule(settings, stage.source, self.ledger)
         self.figures: dict[str, int] = {}  # of the newest step
         self.messages: dict[str, str] = {}  # why a group of it failed
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._sampler: Sampler | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -84,34 +84,34 @@ class Pipeline:
     def publish(self, version: int) -> None:
         """Publish the learner's weights as those of `version`, and dispatch the groups that it makes room for."""
         self._start()
-        with self._changed:
+        with self._condition:
             self._raise_sampler_error()
             # Weights first: the groups that are dispatched next may be sampled under them at once.
             if self._sampler is not None and self._sampler.policy is not None:
                 self._sampler.policy.publish(version)
-                self.schedule.oldest_version = min(self._sampler.policy.published)
+                self.schedule.oldest_version = min(self._sampler.policy.tensors_by_version)
             self.schedule.version = version
             self.schedule.advance()
             self._retire_versions()
-            self._changed.notify_all()
+            self._condition.notify_all()
 
-    def gather(self, step: int) -> Gathered:
+    def gather(self, step: int) -> GatheredRollouts:
         """Wait for the groups of a step and return their rollouts; GxpoError if all groups failed."""
         schedule = self.schedule
         # The first step of a run, and of a resumed one: nothing published its weights.
         if schedule.version < step - 1:
             self.publish(step - 1)
         cost, failure_messages, n_dropped, failed_places = Cost(), [], 0, []
-        with self._changed:
+        with self._condition:
             if step > schedule.steps:  # a user's own loop takes more steps than `trainer.steps`
                 schedule.steps = step
                 schedule.advance()
-                self._changed.notify_all()
+                self._condition.notify_all()
             while True:
                 self._raise_sampler_error()
                 # Groups that can't be trained are charged to this step and make room for others before each wait.
                 failed_groups, over_age_groups = schedule.unusable_groups(step)
-                failure_messages += [self.ledger.entries[g.place].why for g in failed_groups]
+                failure_messages += [self.ledger.entries[g.place].reason for g in failed_groups]
                 failed_places += [g.place for g in failed_groups]
                 n_dropped += sum(g.draws for g in over_age_groups)
                 for group in (*failed_groups, *over_age_groups):
@@ -120,14 +120,14 @@ class Pipeline:
                         cost.discarded += self.ledger.entries[group.place].cost.rollouts
                 if failed_groups or over_age_groups:
                     schedule.advance()
-                    self._changed.notify_all()
+                    self._condition.notify_all()
                 if (step_groups := schedule.choose(step)) is not None:
                     break
                 # With order=finish others replace failed groups: without this a run that only fails never ends.
-                if len(failure_messages) >= schedule.per_step and not schedule.finished:
+                if len(failure_messages) >= schedule.per_step and not schedule.finished_groups:
                     n_failed, message = len(failure_messages), failure_messages[0]
                     raise GxpoError(f"all {n_failed} groups since step {step - 1} failed, the first: {message}")
-                self._changed.wait()
+                self._condition.wait()
             if not step_groups:
                 raise GxpoError(
                     f"all {len(failure_messages)} groups of step {step} failed, the first: {failure_messages[0]}"
@@ -139,19 +139,19 @@ class Pipeline:
         self.totals.add(cost)
         # Read from the disk and checked, as after a resume: what is trained is what was recorded.
         forest = Forest.concat([self.ledger.rollouts(g.place) for g in step_groups])
-        return Gathered(forest, [g.tasks[0] for g in step_groups], cost, n_dropped, failure_messages)
+        return GatheredRollouts(forest, [g.tasks[0] for g in step_groups], cost, n_dropped, failure_messages)
 
     def rollouts(self, session: Session, clock: Clock) -> Forest:
         """Return the scored rollouts of a step, and charge their cost to the step's session."""
-        gathered = self.gather(session.step)
+        step_rollouts = self.gather(session.step)
         clock.lap("wait")
-        clock.note("sample", gathered.cost.time_sample_s)
-        session.know(gathered.tasks)
+        clock.note("sample", step_rollouts.cost.time_sample_s)
+        session.know(step_rollouts.tasks)
         for name in ("generated_tokens", "rollouts", "discarded"):
-            setattr(session.budget, name, getattr(session.budget, name) + getattr(gathered.cost, name))
-        self.messages = {"rollout": gathered.failed[0]} if gathered.failed else {}
-        self.figures = {"dropped_groups": gathered.dropped, "failed_groups": len(gathered.failed)}
-        return session.segment(gathered.forest)
+            setattr(session.budget, name, getattr(session.budget, name) + getattr(step_rollouts.cost, name))
+        self.messages = {"rollout": step_rollouts.failures[0]} if step_rollouts.failures else {}
+        self.figures = {"dropped_groups": step_rollouts.n_dropped, "failed_groups": len(step_rollouts.failures)}
+        return session.segment(step_rollouts.forest)
 
     def drain(self) -> None:
         """Wait until all groups of older versions have finished: a checkpoint holds only the current weights."""
@@ -160,10 +160,10 @@ class Pipeline:
             return
 
         def is_drained() -> bool:
-            return self._error is not None or all(g.version == schedule.version for g in schedule.unfinished)
+            return self._error is not None or all(g.version == schedule.version for g in schedule.unfinished_groups)
 
-        with self._changed:
-            self._changed.wait_for(is_drained)
+        with self._condition:
+            self._condition.wait_for(is_drained)
             self._raise_sampler_error()
 
     @contextmanager
@@ -175,14 +175,14 @@ class Pipeline:
         # An evaluation uses the sampler's copy: its weights are those of a version, whatever the learner does.
         with self.engine_lock.exclusive():
             policy = self._sampler.policy
-            if policy is not None and version not in policy.published:
+            if policy is not None and version not in policy.tensors_by_version:
                 policy.publish(version)
             self._sampler.use_version(version)
             yield
 
     def state(self) -> dict[str, Any]:
         """Return the pipeline's state for a checkpoint: source states, totals, digests of the ledger."""
-        with self._changed:
+        with self._condition:
             totals = asdict(self.totals)
             return {"sources": self.schedule.state(), "totals": totals, "ledger": self.ledger.state()}
 
@@ -193,9 +193,9 @@ class Pipeline:
 
     def close(self) -> None:
         """End the sampling thread; unfinished groups are left for a resumed run."""
-        with self._changed:
+        with self._condition:
             self._is_closing = True
-            self._changed.notify_all()
+            self._condition.notify_all()
         if self._thread is not None:
             self._thread.join()
 
@@ -217,7 +217,7 @@ class Pipeline:
             else:
                 engine.move_to(policy.model, policy.acting)
                 # Asked between two tokens; vLLM and servers change versions between two actions.
-                engine.interrupted = (lambda: newest_version() > engine.policy_version) if self.partial else None
+                engine.should_interrupt = (lambda: newest_version() > engine.policy_version) if self.partial else None
         self._sampler = Sampler(engine, policy, newest_version if self.partial else None)
         self._thread = threading.Thread(target=self._run, name="sampling", daemon=True)
         self._thread.start()
@@ -226,8 +226,8 @@ class Pipeline:
         """Free the weights that no unfinished group will sample under."""
         if self._sampler is None or self._sampler.policy is None:
             return
-        self._sampler.policy.retire({self.schedule.version, *(g.version for g in self.schedule.unfinished)})
-        self.schedule.oldest_version = min(self._sampler.policy.published)
+        self._sampler.policy.retire({self.schedule.version, *(g.version for g in self.schedule.unfinished_groups)})
+        self.schedule.oldest_version = min(self._sampler.policy.tensors_by_version)
 
     def _raise_sampler_error(self) -> None:
         if self._error is not None:
@@ -241,9 +241,9 @@ class Pipeline:
             else:
                 self._run_unordered()
         except BaseException as error:
-            with self._changed:
+            with self._condition:
                 self._error = error
-                self._changed.notify_all()
+                self._condition.notify_all()
 
     def _services(self) -> dict[str, Any]:
         assert self._sampler is not None
@@ -256,8 +256,8 @@ class Pipeline:
         """Sample the groups of each step together, one step after the other (`async.order: dispatch`)."""
         assert self._sampler is not None
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self.schedule.queue or self._is_closing)
+            with self._condition:
+                self._condition.wait_for(lambda: self.schedule.queue or self._is_closing)
                 if self._is_closing:
                     return
                 wave, *_ = self.schedule.waves(self.schedule.queue)
@@ -283,14 +283,14 @@ class Pipeline:
         rounds, schedule = Rounds(services, barrier=False), self.schedule
         try:
             while not self._is_closing:
-                with self._changed:
+                with self._condition:
                     while schedule.queue and len(rounds.routines) < schedule.max_in_flight:
                         group = schedule.queue.pop(0)
                         # Begun under the newest weights, which may be newer than at its dispatch.
                         group.version, group.over_age = schedule.version, False
                         rounds.add(self._routine(group))
                     if not rounds.routines:  # the timeout covers a `close` between the loop's test and this wait
-                        self._changed.wait(POLL)
+                        self._condition.wait(POLL)
                         continue
                 for routine in rounds.run_round(POLL):
                     self._record_outcome(routine)
@@ -325,7 +325,7 @@ class Pipeline:
         error, cost = routine.error, group.total_cost()
         if isinstance(error, Cancelled):  # the run ends: it stays dispatched, to be sampled again
             return
-        with self._changed:
+        with self._condition:
             if error is None:
                 self.ledger.finish(group.place, routine.result, group.version, cost)
             elif isinstance(error, OverAge):
@@ -335,7 +335,7 @@ class Pipeline:
             else:
                 raise error
             self._retire_versions()
-            self._changed.notify_all()
+            self._condition.notify_all()
 
 
 def _with_lock(lock: SharedLock, service: Callable[[Sequence[Any]], None]) -> Callable[[Sequence[Any]], None]:

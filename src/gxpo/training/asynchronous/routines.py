@@ -138,11 +138,11 @@ class Rounds:
         if self.barrier and self._serving:
             return
         in_service = {r for _, batch in self._serving.values() for r in batch}
-        waiting: dict[str, list[Routine]] = {}
+        routines_by_service: dict[str, list[Routine]] = {}
         for routine in self.routines:
             if routine.call is not None and routine not in in_service:
-                waiting.setdefault(routine.call.service, []).append(routine)
-        for name, batch in waiting.items():
+                routines_by_service.setdefault(routine.call.service, []).append(routine)
+        for name, batch in routines_by_service.items():
             if name not in self._serving:
                 calls = [r.call for r in batch if r.call is not None]
                 self._serving[name] = (self._pool.submit(_serve_batch, self.services[name], calls), batch)

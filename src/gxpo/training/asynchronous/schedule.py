@@ -92,7 +92,9 @@ class Schedule:
                 by_task[task.id] = Group((step - 1) * self.per_step + i, step, [task], 0)
         # A draw that is repeated after a resume includes groups that an earlier step has trained or dropped.
         entries = self.ledger.entries
-        self._backlog += [g for g in by_task.values() if g.place not in entries or entries[g.place].used is None]
+        self._backlog += [
+            g for g in by_task.values() if g.place not in entries or entries[g.place].consumed_step is None
+        ]
 
     def _admit(self) -> None:
         """Dispatch as many groups as there is room for."""
@@ -114,9 +116,9 @@ class Schedule:
 
     def _room(self) -> int:
         """Return AReaL's capacity minus the groups that are running, finished or trained."""
-        trained = self.version * self.per_step
+        n_trained = self.version * self.per_step
         live = sum(g.draws for g in self.groups.values())
-        return min(self.version + self.max_staleness + 1, self.steps) * self.per_step - trained - live
+        return min(self.version + self.max_staleness + 1, self.steps) * self.per_step - n_trained - live
 
     def waves(self, groups: Sequence[Group]) -> list[list[Group]]:
         """Cut groups into waves that are sampled together: each of one step and at most `groups_in_flight` draws."""
@@ -134,8 +136,8 @@ class Schedule:
         # All or none: a wave is sampled in common batches, and sampling a part of it again would give other bits.
         for group in groups:
             self.groups[group.place] = group
-            planned = max(0, group.step - 1 - self.max_staleness) if self.in_order else self.version
-            group.version = planned
+            version = max(0, group.step - 1 - self.max_staleness) if self.in_order else self.version
+            group.version = version
         if all(self._is_recorded(g) for g in groups):
             for group in groups:
                 group.version = self.ledger.entries[group.place].version
@@ -169,16 +171,16 @@ class Schedule:
         """Mark groups that are over age at `step`; return failed and dropped groups. In order, only those of `step`."""
         # In order a later step's groups are charged to that step; they can't be over age.
         live = [g for g in self.groups.values() if not self.in_order or g.step == step]
-        failed = [g for g in live if self.state_of(g) == "failed"]
-        dropped = [g for g in live if self.state_of(g) == "dropped"]
+        failed_groups = [g for g in live if self.state_of(g) == "failed"]
+        dropped_groups = [g for g in live if self.state_of(g) == "dropped"]
         if self.drops_over_age and not self.in_order:
             over_age_groups = [g for g in live if step - 1 - g.version > self.max_staleness]
             for group in (g for g in over_age_groups if self.state_of(g) == "finished"):
                 self.ledger.drop(group.place, step, self.ledger.entries[group.place].cost)
-                dropped.append(group)
+                dropped_groups.append(group)
             for group in over_age_groups:  # one that is still being sampled ends at its next action
                 group.over_age = True
-        return failed, dropped
+        return failed_groups, dropped_groups
 
     def choose(self, step: int) -> list[Group] | None:
         """Return the groups that a step trains; None while they are incomplete."""
@@ -187,19 +189,19 @@ class Schedule:
             return None if any(self.state_of(g) == "dispatched" for g in step_groups) else step_groups
         # The oldest draws first, so that no group is overtaken for ever.
         selection, draws = [], 0
-        for group in sorted(self.finished, key=lambda g: g.place):
+        for group in sorted(self.finished_groups, key=lambda g: g.place):
             if draws < self.per_step:
                 selection.append(group)
                 draws += group.draws
         return selection if draws >= self.per_step else None
 
     @property
-    def unfinished(self) -> list[Group]:
+    def unfinished_groups(self) -> list[Group]:
         """Return groups that were dispatched and have no outcome yet."""
         return [g for g in self.groups.values() if self.state_of(g) == "dispatched"]
 
     @property
-    def finished(self) -> list[Group]:
+    def finished_groups(self) -> list[Group]:
         """Return groups whose records are complete and which no step has used."""
         return [g for g in self.groups.values() if self.state_of(g) == "finished"]
 

@@ -70,7 +70,9 @@ def join_samples(
     joined_completions = [list(group) for group in completions]
     for (i, j), (piece,) in zip(rest.sources, continuations, strict=True):
         prefix = joined_completions[i][j]
-        joined_completions[i][j] = _join_completion(prefix, piece.within(sampling.max_new_tokens - len(prefix.tokens)))
+        joined_completions[i][j] = _join_completion(
+            prefix, piece.truncate(sampling.max_new_tokens - len(prefix.tokens))
+        )
     return joined_completions
 
 
@@ -115,26 +117,26 @@ class PublishedPolicy(SamplingCopy):
     def __init__(self, learner: TorchLearner) -> None:
         super().__init__(learner.model, learner.policies, share="frozen")
         self._learner = learner
-        self.published: dict[int, dict[str, Tensor]] = {}
+        self.tensors_by_version: dict[int, dict[str, Tensor]] = {}
         self._copy_version: int | None = None
 
     @torch.no_grad()
     def publish(self, version: int) -> None:
         """Store the learner's weights as those of `version`; called between two updates only."""
         parameters = dict(self._learner.model.named_parameters())
-        self.published[version] = {name: parameters[name].detach().clone() for name in sorted(self.names)}
+        self.tensors_by_version[version] = {name: parameters[name].detach().clone() for name in sorted(self.names)}
 
     def use(self, version: int) -> None:
         """Load the weights of a published version into the copy."""
         if version == self._copy_version:
             return
-        self.put(self.published[version].items())
+        self.set_weights(self.tensors_by_version[version].items())
         self._copy_version = version
 
-    def retire(self, needed: set[int]) -> None:
-        """Free all versions except those `needed`."""
-        for version in set(self.published) - needed:
-            del self.published[version]
+    def retire(self, versions: set[int]) -> None:
+        """Free all versions except these."""
+        for version in set(self.tensors_by_version) - versions:
+            del self.tensors_by_version[version]
 
 
 # ---------------------------------------------------------------- services
@@ -142,34 +144,34 @@ class SharedLock:
     """Shared/exclusive lock: many threads hold it at a time, or one alone."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._n_holders, self._is_exclusive = 0, False
 
     @contextmanager
     def shared(self) -> Iterator[None]:
         """Hold the lock with others; waits while it is held exclusively."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._is_exclusive)
+        with self._condition:
+            self._condition.wait_for(lambda: not self._is_exclusive)
             self._n_holders += 1
         try:
             yield
         finally:
-            with self._changed:
+            with self._condition:
                 self._n_holders -= 1
-                self._changed.notify_all()
+                self._condition.notify_all()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Hold the lock alone; waits until the others have left."""
-        with self._changed:
+        with self._condition:
             self._is_exclusive = True  # set before waiting, so that no new holder delays this one
-            self._changed.wait_for(lambda: not self._n_holders)
+            self._condition.wait_for(lambda: not self._n_holders)
         try:
             yield
         finally:
-            with self._changed:
+            with self._condition:
                 self._is_exclusive = False
-                self._changed.notify_all()
+                self._condition.notify_all()
 
 
 class Sampler:
@@ -282,14 +284,16 @@ class Scorer:
         batch_forest = Forest.concat(forests) if len(forests) > 1 else forests[0]
         texts, tasks = ([x for call in calls for x in call.arguments[i]] for i in (1, 2))
         self.rewards.at(calls[0].owner.step, self.steps)
-        scored = self.rewards.score(batch_forest, texts, tasks)
+        scored_forest = self.rewards.score(batch_forest, texts, tasks)
         start = 0
         # Rows of the joined forest go back to their groups, in order.
         for call, forest in zip(calls, forests, strict=True):
             rows = slice(start, start + forest.n_trajectories)
             start = rows.stop
-            columns = {name: scored.components[rows, i] for i, name in enumerate(scored.component_names)}
-            call.answer = forest.with_rewards(scored.outcome[rows], components=columns, success=scored.success[rows])
+            columns = {name: scored_forest.components[rows, i] for i, name in enumerate(scored_forest.component_names)}
+            call.answer = forest.with_rewards(
+                scored_forest.outcome[rows], components=columns, success=scored_forest.success[rows]
+            )
         cost = calls[0].owner.cost
         cost.judge_tokens += meter.tokens - judge_tokens_before
         for kind, n in self.rewards.counts.items():

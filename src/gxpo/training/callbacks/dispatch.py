@@ -72,11 +72,11 @@ class Dispatcher:
     failures  number of calls that raised an exception, by name
     """
 
-    def __init__(self, named: Mapping[str, Any], given: Iterable[Any] = ()) -> None:
-        """named: from the configuration, by their names there. given: from Python, to be named after their classes."""
-        self.parts: dict[str, Any] = dict(named)
+    def __init__(self, by_name: Mapping[str, Any], objects: Iterable[Any] = ()) -> None:
+        """by_name: from the configuration, by their names there. objects: from Python, named after their classes."""
+        self.parts: dict[str, Any] = dict(by_name)
         # A class, or an object without a method of the protocol, would silently never be called.
-        for part in given:
+        for part in objects:
             if isinstance(part, type) or not any(callable(getattr(part, method, None)) for method in _METHODS):
                 kind = f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__
                 raise ConfigError(
@@ -88,7 +88,7 @@ class Dispatcher:
                 name, number = f"{type(part).__name__}-{number}", number + 1
             self.parts[name] = part
         self.failures: Counter[str] = Counter()
-        self._disabled: set[str] = set()
+        self._disabled_names: set[str] = set()
 
     def start(self, run: Any) -> None:
         """Call `on_start`; a callback that raises there is not called again."""
@@ -96,7 +96,7 @@ class Dispatcher:
             failures_before = self.failures[name]
             self._call(name, "on_start", run)
             if self.failures[name] > failures_before:
-                self._disabled.add(name)
+                self._disabled_names.add(name)
 
     def step(self, row: Row, run: Any) -> None:
         self._call_all("on_step", row, run)
@@ -117,7 +117,7 @@ class Dispatcher:
         for name, n_failures in self.failures.items():
             if n_failures > 1:
                 warnings.warn(f"callback {name}: {n_failures} of its calls raised an exception", stacklevel=3)
-        self._disabled.clear()  # a run that goes on starts its callbacks anew
+        self._disabled_names.clear()  # a run that goes on starts its callbacks anew
 
     def state(self) -> dict[str, Any]:
         """Return the non-empty states of the callbacks by name, for a checkpoint."""
@@ -135,7 +135,7 @@ class Dispatcher:
 
     def _call(self, name: str, method: str, *arguments: Any) -> Any:
         function = getattr(self.parts[name], method, None)
-        if name in self._disabled or function is None:
+        if name in self._disabled_names or function is None:
             return None
         try:
             return function(*arguments)

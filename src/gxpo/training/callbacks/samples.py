@@ -33,8 +33,8 @@ def contrasts(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     pairs = []
     for members in groups.values():
         # An unscored rollout counts as 0 in `outcome_of`, so it may be neither best nor worst beside scored ones.
-        scored = [r for r in members if isinstance(r.get("reward"), int | float)] or members
-        best, worst = max(scored, key=outcome_of), min(scored, key=outcome_of)
+        scored_records = [r for r in members if isinstance(r.get("reward"), int | float)] or members
+        best, worst = max(scored_records, key=outcome_of), min(scored_records, key=outcome_of)
         pairs.append([best] if outcome_of(best) == outcome_of(worst) else [best, worst])
     pairs.sort(key=len, reverse=True)  # stable: groups keep their order
     return [r for pair in pairs for r in pair]
@@ -57,10 +57,10 @@ def prompt_of(record: Mapping[str, Any]) -> str:
     return _text_of(record, "prompt_text", "prompt")
 
 
-def completion_of(record: Mapping[str, Any], *, cut: str = " [cut]") -> str:
+def completion_of(record: Mapping[str, Any], *, ending: str = " [cut]") -> str:
     """Return the actions as text, from the second turn on with the observation before each.
 
-    cut  suffix of an action that reached the length limit
+    ending  suffix of an action that reached the length limit
     """
     turns = record.get("turns")
     parts = []
@@ -68,7 +68,7 @@ def completion_of(record: Mapping[str, Any], *, cut: str = " [cut]") -> str:
         if isinstance(turn, dict):
             observation = _text_of(turn, "observation_text", "observation") if i else ""
             parts += [f"[observed] {observation}"] if observation else []
-            parts.append(_text_of(turn, "action_text", "action") + (cut if turn.get("finish") == "length" else ""))
+            parts.append(_text_of(turn, "action_text", "action") + (ending if turn.get("finish") == "length" else ""))
     return "\n".join(parts)
 
 

@@ -11,7 +11,7 @@ import torch
 from gxpo.base.devices import to_host_float64
 from gxpo.base.errors import ModelError
 from gxpo.forest.forest import Forest
-from gxpo.learning.architecture import untrained_loss, why_flat
+from gxpo.learning.architecture import flat_layout_reason, untrained_loss
 from gxpo.learning.torch import TorchLearner
 from gxpo.models.chat.render import has_template
 from gxpo.models.decoder.architecture import layers_of
@@ -78,17 +78,17 @@ def check(name: str, *, task: str = "arithmetic", dtype: str = "float32", device
 
     `ModelError` if it can't be loaded or sampled from, with the reason.
     """
-    return checked(load(name, task=task, dtype=dtype, device=device))
+    return check_loaded(load(name, task=task, dtype=dtype, device=device))
 
 
-def checked(loaded: Loaded) -> ModelReport:
+def check_loaded(loaded: Loaded) -> ModelReport:
     """Check a loaded model (see `check`)."""
     causal: Any = loaded.model
     if type(causal).__name__.endswith(SUFFIX):
         raise ModelError(f"{loaded.name} is a masked language model, and this compares causal ones: leave it out")
     device = next(causal.parameters()).device
     # A run warns of these as it builds its engine and learner; here they are notes of the report.
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as warning_records:
         warnings.simplefilter("always")
         engine = TorchEngine(causal, loaded.tokenizer, device=device)
         learner = TorchLearner(causal, lr=0.0, device=device)
@@ -97,7 +97,7 @@ def checked(loaded: Loaded) -> ModelReport:
     reason_slow = Decoder.why_not(causal)
     if readout.decoder is None and reason_slow is None:
         reason_slow = "it does not do what its configuration says"
-    reason_flat = why_flat(readout)
+    reason_flat = flat_layout_reason(readout)
     layers = [] if readout.decoder is None else layers_of(causal, readout.decoder.family)
     report = ModelReport(
         model=loaded.name,
@@ -114,7 +114,7 @@ def checked(loaded: Loaded) -> ModelReport:
         end_ids=list(loaded.eos_ids),
         chat_template=has_template(loaded.tokenizer),
     )
-    _add_notes(report, loaded, readout.limited_by, {str(each.message) for each in caught})
+    _add_notes(report, loaded, readout.limited_by, {str(each.message) for each in warning_records})
     tokens = check_tokenizer(loaded.tokenizer, readout.vocabulary, report.end_ids)
     report.round_trip, report.template_tokens = tokens.round_trip, tokens.template_tokens
     report.ends, report.pad = tokens.ends, tokens.pad
@@ -142,8 +142,8 @@ def _add_notes(report: ModelReport, loaded: Loaded, limited_by: str, messages: s
         )
     if not report.chat_template:
         report.notes.append("no chat template: prompts are plain text (chat.template gives one)")
-    if (untrained := untrained_loss(loaded.model)) is not None and untrained not in report.notes:
-        report.notes.append(untrained)
+    if (note := untrained_loss(loaded.model)) is not None and note not in report.notes:
+        report.notes.append(note)
 
 
 def _measure_gaps(report: ModelReport, engine: TorchEngine, learner: TorchLearner) -> None:

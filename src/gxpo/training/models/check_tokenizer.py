@@ -115,9 +115,9 @@ def _check_template_tokens(facts: TokenizerFacts, tokenizer: Any, vocabulary: in
             facts.problems.append(f"the chat template writes {token}, id {pieces[0]}: the model has {vocabulary:,} ids")
         else:
             ids[token] = pieces[0]
-    listed = ", ".join(f"{token} {i}" for token, i in list(ids.items())[:MAX_LISTED])
+    examples = ", ".join(f"{token} {i}" for token, i in list(ids.items())[:MAX_LISTED])
     more = f" and {len(ids) - MAX_LISTED} more" if len(ids) > MAX_LISTED else ""
-    facts.template_tokens = f"{listed}{more}" if ids else "names none"
+    facts.template_tokens = f"{examples}{more}" if ids else "names none"
     if missing:  # roles of some models are plain text
         facts.template_tokens += f"; no tokens: {', '.join(missing)}"
         facts.notes.append(

@@ -43,9 +43,9 @@ class Demonstrations:
         self, task: str, options: Mapping[str, Any], expert: float, random: np.random.Generator, errs_from: int = 0
     ) -> None:
         self.world = worlds.make(task, seed=0, options=options, workers=0)
-        envs, required = self.world.envs, ("expert", "legal") if expert < 1 else ("expert",)
-        if envs is None or not {*required} <= {*envs.provides}:
-            raise ModelError(f"the warm-up on {task!r} needs a world with {' and '.join(f'{x}()' for x in required)}")
+        envs, needs = self.world.envs, ("expert", "legal") if expert < 1 else ("expert",)
+        if envs is None or not {*needs} <= {*envs.provides}:
+            raise ModelError(f"the warm-up on {task!r} needs a world with {' and '.join(f'{x}()' for x in needs)}")
         self.envs, self.expert, self.random, self.errs_from = envs, expert, random, errs_from
         self._observations: dict[str, Observation] = {}  # by episode
         self._observations_by_agent: dict[str, dict[str, str]] = {}  # by episode and agent, in a world of several
@@ -126,25 +126,29 @@ class Demonstrations:
         answers = self.envs.reset(seeds)
         if "agents" in self.envs.provides:
             return self._joint_check(answers, model, tokenizer, engine, sampling)
-        running = {name: _observation(answer) for name, answer in answers.items()}
+        observation_by_name = {name: _observation(answer) for name, answer in answers.items()}
         n_succeeded = n_actions = n_formed = turn = 0
-        while running:
+        while observation_by_name:
             requests = [
                 Request(
                     tuple(prompt_ids(model, tokenizer, observation)), (StreamKey(0, CHECK_STEP, name, 0, turn=turn),)
                 )
-                for name, observation in running.items()
+                for name, observation in observation_by_name.items()
             ]
             actions = [
                 tokenizer.decode(c.tokens, skip_special_tokens=True) for (c,) in engine.sample(requests, sampling)
             ]
-            answers = self.envs.step({name: Reply(action) for name, action in zip(running, actions, strict=True)})
+            answers = self.envs.step(
+                {name: Reply(action) for name, action in zip(observation_by_name, actions, strict=True)}
+            )
             steps = {name: _step(answer) for name, answer in answers.items()}
             n_actions += len(steps)
             n_formed += sum(s.action_error != "malformed" for s in steps.values())
             n_succeeded += sum(bool(s.done and s.success) for s in steps.values())
             turn += 1
-            running = {name: _observation(s) for name, s in steps.items() if not s.done and turn < self.envs.max_turns}
+            observation_by_name = {
+                name: _observation(s) for name, s in steps.items() if not s.done and turn < self.envs.max_turns
+            }
         self.envs.finish(list(seeds))
         return n_succeeded / len(seeds), n_formed / n_actions
 
@@ -154,9 +158,9 @@ class Demonstrations:
         """Return the shares of episodes that end in somebody's success, and of actions that are possible."""
         seeds, turn, n_succeeded, n_actions, n_formed = list(answers), 0, 0, 0, 0
         observations = {name: _observations_by_agent(answer) for name, answer in answers.items()}
-        running = {name: _step(answer) for name, answer in answers.items()}
-        while running and turn < self.envs.max_turns:
-            speakers = [(name, agent) for name, step in running.items() for agent in step.info["acting"]]
+        step_by_name = {name: _step(answer) for name, answer in answers.items()}
+        while step_by_name and turn < self.envs.max_turns:
+            speakers = [(name, agent) for name, step in step_by_name.items() for agent in step.info["acting"]]
             requests = [
                 Request(
                     tuple(prompt_ids(model, tokenizer, observations[name][agent])),
@@ -164,17 +168,17 @@ class Demonstrations:
                 )
                 for name, agent in speakers
             ]
-            actions: dict[str, dict[str, str]] = {name: {} for name in running}
+            actions: dict[str, dict[str, str]] = {name: {} for name in step_by_name}
             for (name, agent), (sample,) in zip(speakers, engine.sample(requests, sampling), strict=True):
                 actions[name][agent] = tokenizer.decode(sample.tokens, skip_special_tokens=True)
             moves = {name: Reply(json.dumps({"actions": texts})) for name, texts in actions.items()}
-            running = {name: _step(answer) for name, answer in self.envs.step(moves).items()}
+            step_by_name = {name: _step(answer) for name, answer in self.envs.step(moves).items()}
             n_actions += len(speakers)
-            for name, step in running.items():
+            for name, step in step_by_name.items():
                 n_formed += len(actions[name]) - sum(bool(x["action_error"]) for x in step.info["agents"].values())
                 n_succeeded += bool(step.done and step.success)
                 observations[name] |= {a: x["observation"] for a, x in step.info["agents"].items() if x["observation"]}
-            running, turn = {name: step for name, step in running.items() if not step.done}, turn + 1
+            step_by_name, turn = {name: step for name, step in step_by_name.items() if not step.done}, turn + 1
         self.envs.finish(seeds)
         return n_succeeded / len(seeds), n_formed / n_actions
 

@@ -19,7 +19,7 @@ from gxpo.models.processors import NearestProcessor, ids_around, load_processor,
 from gxpo.models.tiny import PATCH_SIZE, PICTURE_SIZE
 from gxpo.training import checkpoint
 from gxpo.training.directory import CONFIG, run_of
-from gxpo.training.models.warmup import WARMUPS, Check, Recipe, recipe_of, tokenizer_of, untrained, warm_start
+from gxpo.training.models.warmup import WARMUPS, Check, Recipe, make_untrained, recipe_of, tokenizer_of, warm_start
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -104,7 +104,7 @@ def load(
         # A task without a warm-up trains the default architecture.
         recipe = WARMUPS.get(task, Recipe())
         recipe = replace(recipe, sees=recipe.sees or name == COLD[1], masked=recipe.masked or name == COLD[2])
-        model = untrained(recipe, 0).to(getattr(torch, dtype))
+        model = make_untrained(recipe, 0).to(getattr(torch, dtype))
         loaded = Loaded(model, tokenizer_of(recipe), name, None)
     elif name == smollm2.NAME:
         path = smollm2.smollm2(cache, notify)

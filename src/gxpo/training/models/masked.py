@@ -45,8 +45,8 @@ class States(Likelihood):
             end, share = min(n, begin + self.block), random.random()
         read = np.zeros(n, dtype=bool)
         read[begin + random.permutation(end - begin)[: 1 + int(share * (end - begin))]] = True
-        hidden = np.concatenate([np.zeros(answer.prompt, dtype=bool), read | (np.arange(n) >= end)])
-        return torch.from_numpy(hidden[None]), torch.from_numpy(read[None].astype(np.float64))
+        is_hidden = np.concatenate([np.zeros(answer.prompt, dtype=bool), read | (np.arange(n) >= end)])
+        return torch.from_numpy(is_hidden[None]), torch.from_numpy(read[None].astype(np.float64))
 
 
 def masked_loss(

@@ -75,19 +75,21 @@ class PipelineModel(Denoiser):
         if steps < 2 or steps > self.train_steps:
             raise ModelError(f"sampling.denoising_steps={steps}: from 2 to {self.train_steps}, the last is not trained")
         if name == "FlowMatchEulerDiscreteScheduler":
-            refused = [k for k in ("use_dynamic_shifting", "stochastic_sampling", "invert_sigmas") if c.get(k)]
+            refused_options = [k for k in ("use_dynamic_shifting", "stochastic_sampling", "invert_sigmas") if c.get(k)]
         elif name in ("DDPMScheduler", "DDIMScheduler"):
-            refused = [k for k in ("thresholding", "rescale_betas_zero_snr") if c.get(k)]
+            refused_options = [k for k in ("thresholding", "rescale_betas_zero_snr") if c.get(k)]
             if c.timestep_spacing != "leading":
-                refused.append(f"timestep_spacing={c.timestep_spacing}")
+                refused_options.append(f"timestep_spacing={c.timestep_spacing}")
             if c.prediction_type not in ("epsilon", "v_prediction", "sample"):
-                refused.append(f"prediction_type={c.prediction_type}")
+                refused_options.append(f"prediction_type={c.prediction_type}")
         else:
             raise ModelError(
                 f"scheduler {name}: known are DDPMScheduler, DDIMScheduler, FlowMatchEulerDiscreteScheduler"
             )
-        if refused:
-            raise ModelError(f"scheduler {name} with {', '.join(refused)}: not supported, change its configuration")
+        if refused_options:
+            raise ModelError(
+                f"scheduler {name} with {', '.join(refused_options)}: not supported, change its configuration"
+            )
         scheduler.set_timesteps(steps)
         self.clip, self.derives_noise = None, name == "DDPMScheduler"
         if name == "FlowMatchEulerDiscreteScheduler":
@@ -295,10 +297,10 @@ def warm_up(network: nn.Module, recipe: Mapping[str, Any] = RECIPE, seed: int = 
         for group in optimizer.param_groups:
             group["lr"] = recipe["lr"] * (1 - step / recipe["steps"])
         rows = torch.randint(len(data), (n,), generator=random)
-        dropped = torch.rand(n, generator=random) < recipe["unconditional"]
+        is_dropped = torch.rand(n, generator=random) < recipe["unconditional"]
         noise, sigma = torch.randn(n, 1, 8, 8, generator=random), torch.rand(n, generator=random)
         latent = torch.lerp(data[rows], noise, sigma[:, None, None, None])
-        output = network(latent, sigma * 1000, class_labels=classes[rows].masked_fill(dropped, 10)).sample
+        output = network(latent, sigma * 1000, class_labels=classes[rows].masked_fill(is_dropped, 10)).sample
         loss = (output - (noise - data[rows])).square().mean()
         optimizer.zero_grad()
         loss.backward()

@@ -81,15 +81,15 @@ class PromptLengths:
         return sum(MARGIN + len(tokens.encode(tokens.typed(m["content"]))) for m in messages) <= room
 
     # ------------------------------------------------------------ treatment
-    def fitted(self, task: Task) -> Task | None:
+    def fit(self, task: Task) -> Task | None:
         """Return the task if its prompt fits; else raise `TaskError`, or return None or a shortened task."""
         if not self.excess(task):
             return task
         if self.too_long == "error":
             raise TaskError(f"task {task.id!r}: {self.describe([task], 1)}: {REMEDY}")
-        return None if self.too_long == "drop" else self.shortened(task)
+        return None if self.too_long == "drop" else self.shorten(task)
 
-    def shortened(self, task: Task) -> Task:
+    def shorten(self, task: Task) -> Task:
         """Cut the beginning of the task's longest text until the prompt fits.
 
         The system message, roles, tool calls, pictures and the template's own tokens stay; of token ids the last ones
@@ -171,11 +171,11 @@ class FittingTasks:
 
     def held_out(self, n: int) -> list[Task]:
         """Return up to `n` held-out tasks whose prompts fit."""
-        return [fitting for t in self._inner.held_out(n) if (fitting := self._lengths.fitted(t)) is not None]
+        return [fitting for t in self._inner.held_out(n) if (fitting := self._lengths.fit(t)) is not None]
 
     def _fit(self, task: Task) -> Task | None:
-        """Treat a drawn task by `PromptLengths.fitted`, with a warning for the first one that is too long."""
-        fitted_task = self._lengths.fitted(task)
+        """Treat a drawn task by `PromptLengths.fit`, with a warning for the first one that is too long."""
+        fitted_task = self._lengths.fit(task)
         if fitted_task is not task and not self._has_warned:
             self._has_warned = True
             outcome = "left out" if fitted_task is None else "shortened from the left"
@@ -248,7 +248,7 @@ def fit(
     if not is_finite:
         return FittingTasks(source, lengths), [f"{summary}: {outcome} (tasks.too_long={lengths.too_long})"]
     # By identity, since the source calls back with the same objects.
-    fitted_by_id = {id(task): lengths.fitted(task) for task in long}
+    fitted_by_id = {id(task): lengths.fit(task) for task in long}
     source.keep_fitting(lambda task: fitted_by_id.get(id(task), task))
     return source, [f"{summary}: {outcome} (tasks.too_long={lengths.too_long})"]
 

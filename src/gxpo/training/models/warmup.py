@@ -321,7 +321,7 @@ def warm_up(
 
     # Two copies of one initialisation: the trained model, and the running mean of its parameters.
     tokenizer = tokenizer_of(recipe)
-    model, averaged = (untrained(recipe, seed) for _ in range(2))
+    model, average_model = (make_untrained(recipe, seed) for _ in range(2))
     lessons = lessons_of(task, seed, recipe, stream(2, seed))
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.98), weight_decay=0.01)
     checks: list[Check] = []
@@ -340,7 +340,7 @@ def warm_up(
         # A short memory at first, so that the mean forgets the untrained parameters.
         decay = min(recipe.averaging, step / (step + 10))
         with torch.no_grad():
-            for average, current in zip(averaged.parameters(), model.parameters(), strict=True):
+            for average, current in zip(average_model.parameters(), model.parameters(), strict=True):
                 average.lerp_(current, 1 - decay)
         # A check samples or decodes hundreds of answers; before the first one progress shows the loss alone.
         if (step - recipe.first_check) % recipe.check_every:
@@ -349,7 +349,7 @@ def warm_up(
             if progress is not None:
                 progress(Check(step, loss.item()))
             continue
-        accuracy, well_formed = lessons.check(averaged, tokenizer, recipe.checked_on, recipe.max_new_tokens)
+        accuracy, well_formed = lessons.check(average_model, tokenizer, recipe.checked_on, recipe.max_new_tokens)
         checks.append(Check(step, loss.item(), accuracy, well_formed))
         if progress is not None:
             progress(checks[-1])
@@ -366,7 +366,7 @@ def warm_up(
                 "threads": torch.get_num_threads(),
             }
             lessons.close()
-            return averaged, tokenizer, report
+            return average_model, tokenizer, report
     lessons.close()
     accuracies = ", ".join(f"{check.accuracy:.2f}" for check in checks[-5:])
     raise ModelError(
@@ -413,7 +413,7 @@ def lessons_of(task: str, seed: int, recipe: Recipe, random: np.random.Generator
     return Demonstrations(task, recipe.options, recipe.expert, random, recipe.errs_from)
 
 
-def untrained(recipe: Recipe, seed: int) -> Any:
+def make_untrained(recipe: Recipe, seed: int) -> Any:
     """Build the model of a recipe before its warm-up."""
     if recipe.masked:
         return tiny_masked_model(seed, **recipe.dimensions)
@@ -483,12 +483,12 @@ def _greedy(
     rows = []
     with torch.no_grad():
         output = model(input_ids=torch.tensor([ids for _, ids in members]), use_cache=True, logits_to_keep=1)
-        ended = torch.zeros(len(members), dtype=torch.bool)
+        has_ended = torch.zeros(len(members), dtype=torch.bool)
         for _ in range(max_new_tokens):
             token = output.logits[:, -1].argmax(-1)
             rows.append(token)
-            ended |= token == tokenizer.eos_token_id
-            if ended.all():
+            has_ended |= token == tokenizer.eos_token_id
+            if has_ended.all():
                 break
             output = model(input_ids=token[:, None], past_key_values=output.past_key_values, use_cache=True)
     answers: list[str | None] = []

@@ -45,7 +45,7 @@ def describe(view: Any, names: tuple[dict[int, str], dict[int, str], dict[int, s
     middle, last = columns // 2, rows - 1
 
     def thing(column: int, row: int) -> str:
-        """Name of what a cell holds, with its colour and a door's state."""
+        """Name of a cell's object, with its colour and a door's state."""
         kind, colour, state = (int(x) for x in view[column][row])
         name = objects[kind]
         if name in (*EMPTY, "wall", "lava"):
@@ -60,8 +60,8 @@ def describe(view: Any, names: tuple[dict[int, str], dict[int, str], dict[int, s
         if (column, row) != (middle, last)
     )
     cell_contents = [(thing(middle + right, last - ahead), ahead, right) for _, ahead, right in cells]
-    carried = thing(middle, last)
-    lines = [f"You carry {'nothing' if carried in EMPTY else 'a ' + carried}."]
+    cargo = thing(middle, last)
+    lines = [f"You carry {'nothing' if cargo in EMPTY else 'a ' + cargo}."]
     # of walls only the first one in each direction matters, as it ends the way
     walls = [
         next(
@@ -141,7 +141,7 @@ class MiniGrid:
     def reset(self, seed: int) -> TimeStep:
         with contextlib.redirect_stdout(io.StringIO()):  # BabyAI prints every mission that it rejects
             view, _ = self._env.reset(seed=seed)
-        self._turns, self._bot, self._unreported, self._advice = 0, None, [], None
+        self._turns, self._bot, self._new_actions, self._advice = 0, None, [], None
         return TimeStep(self._observation(f"Mission: {self._env.mission}\n", view), self._state())
 
     def step(self, action: str) -> TimeStep:
@@ -156,11 +156,11 @@ class MiniGrid:
             return TimeStep(self._with_view(text), self._state(), 0.0, is_over, verdict, "malformed", is_over)
         # our names are in the order of the library's numbers
         number = ACTIONS.index(name)
-        view, reward, ended, out_of_time, _ = self._env.step(self._env.actions(number))
-        self._unreported.append(number)
-        done = bool(ended or out_of_time)
-        success = bool(ended and reward > 0) if done else None
-        truncated = bool(out_of_time and not ended)
+        view, reward, is_terminated, out_of_time, _ = self._env.step(self._env.actions(number))
+        self._new_actions.append(number)
+        done = bool(is_terminated or out_of_time)
+        success = bool(is_terminated and reward > 0) if done else None
+        truncated = bool(out_of_time and not is_terminated)
         return TimeStep(self._observation("", view), self._state(), float(reward), done, success, None, truncated)
 
     def legal(self) -> tuple[str, ...]:
@@ -169,13 +169,13 @@ class MiniGrid:
     def expert(self) -> str | None:
         """Action of BabyAI's bot; None where the bot gives up. Levels without instructions have no such method."""
         # the bot plans from the actions that it was told of, so asking twice in one state must not tell it twice
-        if self._bot is not None and not self._unreported:
+        if self._bot is not None and not self._new_actions:
             return self._advice  # asked again about the same state
         bots = need("minigrid.utils.baby_ai_bot", "minigrid")
         try:
-            if self._bot is None or len(self._unreported) > 1:  # it has to be told of every action as it happens
-                self._bot, self._unreported = bots.BabyAIBot(self._env), []
-            last_action = self._env.actions(self._unreported.pop()) if self._unreported else None
+            if self._bot is None or len(self._new_actions) > 1:  # it has to be told of every action as it happens
+                self._bot, self._new_actions = bots.BabyAIBot(self._env), []
+            last_action = self._env.actions(self._new_actions.pop()) if self._new_actions else None
             advice = self._bot.replan(last_action)
         except (AssertionError, ValueError, IndexError, AttributeError, TypeError, bots.DisappearedBoxError):
             self._bot = None
@@ -209,22 +209,22 @@ class MiniGrid:
 
     def _state(self) -> str:
         env = self._env
-        carried = None if env.carrying is None else env.carrying.encode()
+        cargo = None if env.carrying is None else env.carrying.encode()
         boxes = [
             (index, inside.encode())
             for index, thing in enumerate(env.grid.grid)
             if (inside := getattr(thing, "contains", None)) is not None
         ]
         pose = [int(x) for x in env.agent_pos], int(env.agent_dir)
-        return digest(env.grid.encode().tobytes(), pose, carried, boxes, env.mission, _progress(env))
+        return digest(env.grid.encode().tobytes(), pose, cargo, boxes, env.mission, _progress(env))
 
 
 def _progress(env: Any) -> list[Any]:
     """Progress flags of the mission's instruction and of its parts, which the grid does not show."""
-    flags, waiting = [], [getattr(env, "instrs", None)]
-    while waiting:
-        instruction = waiting.pop()
+    flags, stack = [], [getattr(env, "instrs", None)]
+    while stack:
+        instruction = stack.pop()
         if instruction is not None:
             flags += [str(getattr(instruction, name, "")) for name in PROGRESS]
-            waiting += [getattr(instruction, name, None) for name in ("instr_a", "instr_b")]
+            stack += [getattr(instruction, name, None) for name in ("instr_a", "instr_b")]
     return flags

@@ -30,7 +30,7 @@ class _Refused(AdapterError):
     """Error that the server answered with: its `code`, and its message `why`."""
 
     code = ""
-    why = ""
+    message = ""
 
 
 @dataclass
@@ -108,7 +108,7 @@ class OpenEnv:
             # the policy's fault and not the server's: anything else ends the episode
             if error.code != "VALIDATION_ERROR":
                 raise
-            return self._refuse(f"The action is not accepted: {error.why}", out_of_turns)
+            return self._refuse(f"The action is not accepted: {error.message}", out_of_turns)
         reward = None if answer.get("reward") is None else float(answer["reward"])
         self._sum += reward or 0.0
         done, observation = bool(answer.get("done")), answer.get("observation", {})
@@ -160,7 +160,7 @@ class OpenEnv:
         if answer.get("type") != "error":
             return payload
         refusal = _Refused(f"openenv:{self.id}: {message_type} failed: {_line(payload.get('message', ''))}")
-        refusal.code, refusal.why = str(payload.get("code", "")), _line(payload.get("message", ""))
+        refusal.code, refusal.message = str(payload.get("code", "")), _line(payload.get("message", ""))
         if refusal.code == "CAPACITY_REACHED":
             self.close()
             raise self._no_session_error(refusal)
@@ -229,9 +229,9 @@ class OpenEnv:
         if not self.state_keys:
             return None
         state = self._ask("state")
-        missing = [key for key in self.state_keys if key not in state]
-        if missing:
-            raise AdapterError(f"openenv:{self.id}: the state has no {', '.join(missing)}; it has {sorted(state)}")
+        missing_keys = [key for key in self.state_keys if key not in state]
+        if missing_keys:
+            raise AdapterError(f"openenv:{self.id}: the state has no {', '.join(missing_keys)}; it has {sorted(state)}")
         return digest([(key, _text(state[key])) for key in self.state_keys])
 
 

@@ -89,7 +89,6 @@ class PettingZoo:
             self._observations = dict(first[0])
             self._infos = dict(first[1])
             return {agent: self._news(agent) for agent in self._world.agents}
-        self._paid = dict.fromkeys(self._totals, 0.0)
         return {agent: self._news(agent) for agent in self._world.agents}
 
     def acting(self) -> list[str]:
@@ -109,10 +108,10 @@ class PettingZoo:
 
     # ------------------------------------------------------------ both kinds
     def _step_all(self, numbers: Mapping[str, int]) -> dict[str, TimeStep]:
-        observations, rewards, ended, cut, infos = self._world.step(dict(numbers))
+        observations, rewards, terminations, truncations, infos = self._world.step(dict(numbers))
         self._observations |= observations
         self._infos |= infos
-        return {a: self._end(a, float(rewards[a]), bool(ended[a]), bool(cut[a])) for a in observations}
+        return {a: self._end(a, float(rewards[a]), bool(terminations[a]), bool(truncations[a])) for a in observations}
 
     def _step_one(self, numbers: Mapping[str, int]) -> dict[str, TimeStep]:
         world, (agent,) = self._world, numbers
@@ -122,19 +121,23 @@ class PettingZoo:
         news = {}
         for a in list(world.agents):
             reward = float(world._cumulative_rewards[a]) - before.get(a, 0.0)
-            ended, cut = bool(world.terminations[a]), bool(world.truncations[a])
-            if a not in self._over and (a == agent or ended or cut or reward or a == world.agent_selection):
-                news[a] = self._end(a, reward, ended, cut)
+            is_terminated, is_truncated = bool(world.terminations[a]), bool(world.truncations[a])
+            if a not in self._over and (
+                a == agent or is_terminated or is_truncated or reward or a == world.agent_selection
+            ):
+                news[a] = self._end(a, reward, is_terminated, is_truncated)
         return news
 
-    def _end(self, agent: str, reward: float, ended: bool, cut: bool) -> TimeStep:
-        """Tell an agent what its action led to."""
+    def _end(self, agent: str, reward: float, is_terminated: bool, is_truncated: bool) -> TimeStep:
+        """Time step of an agent after its action."""
         self._totals[agent] += reward
-        if done := ended or cut:
+        if done := is_terminated or is_truncated:
             self._over.add(agent)
         success = self._totals[agent] >= self.success if done else None
         error = self._errors.pop(agent, None)
-        return self._news(agent, reward=reward, done=done, truncated=cut and not ended, success=success, error=error)
+        return self._news(
+            agent, reward=reward, done=done, truncated=is_truncated and not is_terminated, success=success, error=error
+        )
 
     def _news(self, agent: str, error: str | None = None, **fields: Any) -> TimeStep:
         observation = self._observations[agent] if self._is_parallel else self._world.observe(agent)

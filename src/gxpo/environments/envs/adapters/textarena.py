@@ -181,8 +181,8 @@ class TextArena:
                 f"textarena:{self.id} lists no moves for the opponent: give `moves` to draw from, or a fixed one"
             )
         # the first valid one in random order: each valid move is equally likely
-        shuffled = self._rival.sample(self.moves, len(self.moves))
-        return next(filter(self._is_valid, shuffled), shuffled[0])
+        moves = self._rival.sample(self.moves, len(self.moves))
+        return next(filter(self._is_valid, moves), moves[0])
 
     def _is_valid(self, move: str) -> bool:
         """Try a move on a copy of the game."""
@@ -206,17 +206,17 @@ class TextArena:
         lines = [note] if note else []
         for sender, text, kind in messages:
             if isinstance(text, str) and (sender, kind) != (self.seat, echo):
-                who = "" if sender == self._library.GAME_ID else f"{state.role_mapping.get(sender, sender)}: "
-                lines.append(who + text.strip())
+                speaker = "" if sender == self._library.GAME_ID else f"{state.role_mapping.get(sender, sender)}: "
+                lines.append(speaker + text.strip())
         outcome: dict[str, Any] = {"reward": 0.0 if self._turns else None, "action_error": action_error}
         if over:
             rewards, about = self._game.close()
-            won = None if rewards is None else rewards.get(self.seat)
-            if won is not None and not isinstance(won, (int, float)):
-                raise AdapterError(f"textarena:{self.id} pays {won!r}, which is no number: a fault of this game")
+            reward = None if rewards is None else rewards.get(self.seat)
+            if reward is not None and not isinstance(reward, (int, float)):
+                raise AdapterError(f"textarena:{self.id} pays {reward!r}, which is no number: a fault of this game")
             lines.append(f"The game is over. {about[self.seat].get('reason') or ''}".strip())
-            outcome |= {"reward": None if won is None else float(won), "done": True}
-            outcome["success"] = None if won is None else bool(won >= 1 if self._players == 1 else won > 0)
+            outcome |= {"reward": None if reward is None else float(reward), "done": True}
+            outcome["success"] = None if reward is None else bool(reward >= 1 if self._players == 1 else reward > 0)
         elif self._turns >= self.max_turns:
             outcome |= {"done": True, "truncated": True, "success": False}
         return TimeStep("\n\n".join(filter(None, lines)), self._state(), **outcome)
@@ -264,8 +264,8 @@ def _players(world: TextArena) -> int:
             _PLAYERS[world._name] = players
             break
     if world._name not in _PLAYERS:
-        why = f" ({_reason(refusal)})" if refusal else ""
-        raise AdapterError(f"textarena:{world.id} starts with neither one nor two players{why}")
+        detail = f" ({_reason(refusal)})" if refusal else ""
+        raise AdapterError(f"textarena:{world.id} starts with neither one nor two players{detail}")
     return _PLAYERS[world._name]
 
 

@@ -79,15 +79,16 @@ class TextArenaSeats(TextArena):
 
     def _end(self, offender: str, error: str | None) -> dict[str, TimeStep]:
         rewards, about = self._game.close()
-        paid = {name: float((rewards or {}).get(player) or 0.0) for player, name in enumerate(SEATS)}
+        reward_by_seat = {name: float((rewards or {}).get(player) or 0.0) for player, name in enumerate(SEATS)}
         news = {}
         for player, name in enumerate(SEATS):
-            result = "win" if paid[name] > 0 else "loss" if paid[name] < 0 else "draw"
+            result = "win" if reward_by_seat[name] > 0 else "loss" if reward_by_seat[name] < 0 else "draw"
             if offender:
-                result = "invalid" if name == offender else "win" if paid[name] > 0 else "void"
+                result = "invalid" if name == offender else "win" if reward_by_seat[name] > 0 else "void"
             reason = str(about[player].get("reason") or "")
             news[name] = TimeStep(
-                f"The game is over. {reason}".strip(), self._state(), reward=paid[name], done=True,
-                success=paid[name] > 0, action_error=error if name == offender else None, info={"result": result},
+                f"The game is over. {reason}".strip(), self._state(), reward=reward_by_seat[name], done=True,
+                success=reward_by_seat[name] > 0,
+                action_error=error if name == offender else None, info={"result": result},
             )  # fmt: skip
         return news

@@ -114,8 +114,8 @@ class _Rollout:
             return await self._next_response
 
         # abstract methods of other versions' clients, which a rollout never calls
-        unused = {name: lambda *_, **__: None for name in base.__abstractmethods__}
-        return type("Policy", (base,), {**unused, "get_response": get_response})(None)
+        stubs = {name: lambda *_, **__: None for name in base.__abstractmethods__}
+        return type("Policy", (base,), {**stubs, "get_response": get_response})(None)
 
     def _run_to_next_prompt(self) -> None:
         waits = asyncio.wait({self._task, self._next_prompt}, return_when=asyncio.FIRST_COMPLETED)

@@ -42,7 +42,7 @@ def _overlap(a: tuple[float, float], b: tuple[float, float]) -> float:
     return max(0.0, min(a[1], b[1]) - max(a[0], b[0]))
 
 
-def _ordered(x: float, y: float) -> tuple[float, float]:
+def _in_order(x: float, y: float) -> tuple[float, float]:
     return min(x, y), max(x, y)
 
 
@@ -59,7 +59,7 @@ def interval_iou(answer: str, reference: Any, *, ordered: bool = False) -> float
         return math.nan
     if ordered and a[0] > a[1]:
         return 0.0
-    interval, reference_interval = _ordered(*a), _ordered(*b)
+    interval, reference_interval = _in_order(*a), _in_order(*b)
     common = _overlap(interval, reference_interval)
     union = interval[1] - interval[0] + reference_interval[1] - reference_interval[0] - common
     return common / union if union > 0 else float(interval == reference_interval)
@@ -101,7 +101,7 @@ def box_iou(answer: str, reference: Any, *, frame: Frame = "pixels", size: Size 
     a, b = in_pixels(numbers_of(answer, (4,), "a box"), frame, size, "box_iou"), numbers_in(reference)
     if len(b) != 4:
         return math.nan
-    sides = [(_ordered(p[0], p[2]), _ordered(p[1], p[3])) for p in (a, b)]
+    sides = [(_in_order(p[0], p[2]), _in_order(p[1], p[3])) for p in (a, b)]
     common = _overlap(sides[0][0], sides[1][0]) * _overlap(sides[0][1], sides[1][1])
     areas = [(x[1] - x[0]) * (y[1] - y[0]) for x, y in sides]
     union = sum(areas) - common
@@ -126,7 +126,7 @@ def point_in_box(
     if typed and _word(answer) != _word(str(reference)):
         return 0.0
     x, y = ((point[0] + point[-2]) / 2, (point[1] + point[-1]) / 2)
-    across, down = _ordered(b[0], b[2]), _ordered(b[1], b[3])
+    across, down = _in_order(b[0], b[2]), _in_order(b[1], b[3])
     return float(across[0] <= x <= across[1] and down[0] <= y <= down[1])
 
 
@@ -165,7 +165,7 @@ def point_distance(
     if typed and _word(answer) != _word(str(reference)):
         return 0.0
     # A point is a box without extent; the distance is to the nearest point of the box.
-    across, down = _ordered(b[0], b[-2]), _ordered(b[1], b[-1])
+    across, down = _in_order(b[0], b[-2]), _in_order(b[1], b[-1])
     dx, dy = x - min(max(x, across[0]), across[1]), y - min(max(y, down[0]), down[1])
     return max(0.0, 1 - math.hypot(dx, dy) / most)
 

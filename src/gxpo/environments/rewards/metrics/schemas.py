@@ -58,7 +58,7 @@ def fits(schema: Mapping[str, Any]) -> Callable[[Any, Any], bool]:
 
     ConfigError for an invalid schema; OverLimit where value or schema are nested too deeply.
     """
-    validator = _checked(json.dumps(schema))
+    validator = _check(json.dumps(schema))
 
     def fits_part(value: Any, part: Any) -> bool:
         try:
@@ -71,7 +71,7 @@ def fits(schema: Mapping[str, Any]) -> Callable[[Any, Any], bool]:
 
 def problem_of(value: Any, schema: Mapping[str, Any]) -> str | None:
     """Explain in a line why a value does not fit a schema; None where it fits. ConfigError for an invalid schema."""
-    validator = _checked(json.dumps(schema))
+    validator = _check(json.dumps(schema))
     try:
         error = need("jsonschema", "rewards").exceptions.best_match(validator.iter_errors(value))
     except RecursionError:
@@ -83,7 +83,7 @@ def problem_of(value: Any, schema: Mapping[str, Any]) -> str | None:
 
 
 @lru_cache(256)
-def _checked(text: str) -> Any:
+def _check(text: str) -> Any:
     """Check a schema's JSON and build its validator."""
     schema = json.loads(text)
     check_schema(schema)

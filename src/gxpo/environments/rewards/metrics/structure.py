@@ -21,12 +21,12 @@ ABSENT = object()
 def parse_json(text: str) -> Any:
     """Parse a text as JSON, or its one fenced block; Unreadable where that fails."""
     try:
-        return json.loads(unfenced(text), parse_float=_finite, parse_constant=_no_number)
+        return json.loads(strip_fence(text), parse_float=_finite, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise Unreadable("no JSON") from error
 
 
-def unfenced(text: str) -> str:
+def strip_fence(text: str) -> str:
     """Text inside of a fenced block that is all of the text (``` or ```json); the whole text without one.
 
     >>> unfenced("```json\\n[1]\\n``` "), unfenced("[1]")
@@ -60,7 +60,7 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]
     return {p: x for key, inner in value.items() for p, x in leaves(inner, (*path, str(key))).items()}
 
 
-def _declared(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+def _properties(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     """Schemas of nested properties by path of keys: those that are required, or all where none is."""
     properties = schema.get("properties")
     if not isinstance(properties, Mapping) or not properties:
@@ -72,7 +72,7 @@ def _declared(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[tup
     for key in keys:
         # A property without a schema may have any value.
         inner = properties[key] if isinstance(properties[key], Mapping) else {}
-        schema_by_path |= _declared(inner, (*path, key))
+        schema_by_path |= _properties(inner, (*path, key))
     return schema_by_path
 
 
@@ -139,7 +139,7 @@ def json_schema(
     document, schema = parse_json(answer), read(schema)
     reference_document = json.loads(reference) if isinstance(reference, str) else reference
     values = leaves(reference_document) if isinstance(reference_document, Mapping) and reference_document else {}
-    spec_by_path = _declared(schema) if isinstance(schema, Mapping) else values
+    spec_by_path = _properties(schema) if isinstance(schema, Mapping) else values
     if not spec_by_path:
         return math.nan
     fits_part = fits(schema) if isinstance(schema, Mapping) else None

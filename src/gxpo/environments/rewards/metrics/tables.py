@@ -103,7 +103,9 @@ def _latex(inner: str) -> Node | None:
     cells than the widest end in empty ones, and the place below a cell of several rows is none of its own.
     """
     body = re.sub(r"(?<!\\)%.*", "", inner)
-    body = RULES.sub("", re.sub(r"\\\\\s*\[[^\[\]\\]*\]", r"\\\\", _specified(body).replace(r"\tabularnewline", r"\\")))
+    body = RULES.sub(
+        "", re.sub(r"\\\\\s*\[[^\[\]\\]*\]", r"\\\\", _specification(body).replace(r"\tabularnewline", r"\\"))
+    )
     rows = [row for row in re.split(r"\\\\", body) if row.strip()]
     return Node("table", children=_laid_out([_latex_cells(row) for row in rows])) if rows else None
 
@@ -139,7 +141,7 @@ def _laid_out(rows: Sequence[Sequence[Node]]) -> list[Node]:
     return grid
 
 
-def _specified(body: str) -> str:
+def _specification(body: str) -> str:
     """Text of a tabular after its arguments in brackets or braces."""
     begin = _after_blanks(body, 0)
     while body[begin : begin + 1] in ("{", "["):
