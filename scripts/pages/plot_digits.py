@@ -1,6 +1,6 @@
 """What a generator of 8 x 8 digits draws of each class in the first and in the last rollouts of a run, and in figures.
 
-    gxpo train examples/diffusers.yaml
+    gxpo train examples/diffusers.yaml    (or examples/picture_tokens.yaml)
     python scripts/pages/plot_digits.py runs/diffusers docs/pictures/digits.png
 
 The upper half is of the first rollouts, the lower of the last, a column for each class. Prints of both: brightness;
@@ -30,6 +30,8 @@ def samples(file: Path) -> ByClass:
     by_class: ByClass = {}
     for line in file.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
+        if PICTURE not in record["info"]:  # tokens that make none
+            continue
         pixels = PICTURES.pixels(record["info"][PICTURE])[:, :, 0] / 255
         by_class.setdefault(int(record["task"].rpartition("/")[2]), []).append(pixels)
     return dict(sorted(by_class.items()))

@@ -22,12 +22,14 @@ from torch import Tensor
 from gxpo.algorithms.segments import Segmenter, SegmentTools
 from gxpo.base import runtime
 from gxpo.base.errors import ConfigError, GxpoError, ModelError, PictureError, TaskError
+from gxpo.base.media import PICTURE
 from gxpo.environments.rewards.batch import action_tokens, answer_tokens
 from gxpo.environments.tasks.source import solution_of
 from gxpo.forest.forest import Forest
 from gxpo.models.chat import PlainChat
 from gxpo.models.chat.messages import prompt_messages
 from gxpo.models.chat.plain import Tokens, decoder
+from gxpo.models.picture_tokens import Codebook
 from gxpo.parts.definition import show
 from gxpo.parts.functions import naming, place_of
 from gxpo.parts.protocols import (
@@ -268,7 +270,7 @@ class Session:
         each trajectory, instead of all its actions.
         """
         # A rollout may score its attempts one by one and the whole forest again at the end: earlier scores come back.
-        forest = self._scores.restore(forest)
+        forest = self._with_pictures(self._scores.restore(forest))
         is_new_R, needs_score_R = ~self._scores.is_met(forest), ~self._scores.is_judged(forest)
         scored_forest = self._with_judged_rows(forest, needs_score_R, texts)
         if MISREAD in scored_forest.step_finish:
@@ -277,6 +279,15 @@ class Session:
         if self._on_scored is not None and bool(is_new_R.any()):
             self._on_scored(scored_forest.select(is_new_R))
         return scored_forest
+
+    def _with_pictures(self, forest: Forest) -> Forest:
+        """Name the picture that the tokens of each trajectory make, in `info`, for rewards, records and reports."""
+        codebook = Codebook.of(self.tokenizer)
+        if codebook is None:
+            return forest
+        pictures = [codebook.picture(tokens) for tokens in action_tokens(forest)]
+        infos = zip(forest.info, pictures, strict=True)
+        return forest.replace(info=[info if ref is None else {**info, PICTURE: ref} for info, ref in infos])
 
     def recall(self, forest: Forest) -> Forest:
         """Give attempts, as they were played, the scores that `score` gave them in this step; nothing is scored."""

@@ -9,6 +9,7 @@ from gxpo.base.errors import ModelError, need
 from gxpo.models import smollm2
 from gxpo.models.peft_directory import config_home, tokenizer_home
 from gxpo.models.tiny import DIMENSIONS, MASKED_DIMENSIONS, VISION_POSITIONS, built_in, tokenizer_of_built_in
+from gxpo.training.models import picture_tokens
 from gxpo.training.models.load import MASKED, VISION, is_path, no_such_directory, warm_task
 from gxpo.training.models.warmup import WARMUPS, Recipe
 
@@ -19,6 +20,7 @@ def tokenizer_of(model: str) -> Any:
         return tokenizer_of_built_in(model)
     # A path that does not exist would be looked up on the hub, with an error about the network.
     name = str(smollm2.smollm2()) if model == smollm2.NAME else model
+    name = str(picture_tokens.directory()) if picture_tokens.is_own(model) else name
     local = Path(name).expanduser()
     if is_path(name) and not local.is_dir():
         raise ModelError(f"{model}: not a directory") if local.exists() else no_such_directory(local)
