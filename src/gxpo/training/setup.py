@@ -29,8 +29,9 @@ from gxpo.models import chat
 from gxpo.models.decoder.architecture import positions
 from gxpo.models.decoder.vision import vision_of
 from gxpo.models.denoising import Denoiser
+from gxpo.models.guidance import guide
 from gxpo.models.masked import SUFFIX, MaskedPolicy
-from gxpo.models.picture_tokens import Codebook, guide
+from gxpo.models.picture_tokens import Codebook
 from gxpo.parts.protocols import Chat, EpisodeRules, Sampling, TaskSource
 from gxpo.parts.settings import RunSettings
 from gxpo.sampling.engines.choose import Run, choose, is_builtin_model

@@ -283,8 +283,8 @@ def decoder(tokenizer: Any, chat: Any = None) -> Callable[[Sequence[int]], str]:
 
     def plain(ids: Sequence[int]) -> str:
         ids = [t for t in ids if t >= 0]
-        if codebook is not None and (picture := codebook.picture(ids)) is not None:
-            return media.label(picture)
+        if codebook is not None and min(ids, default=codebook.end) < len(codebook.patches):
+            return media.label(codebook.picture(ids))
         if content.isdisjoint(ids):
             return tokenizer.decode(ids, skip_special_tokens=True)
         assert tokens is not None

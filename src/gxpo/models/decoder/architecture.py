@@ -37,7 +37,7 @@ ACTIVATIONS = {
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 TEXT_PARTS = ("language_model", "text_model")  # of a model that sees
-GUIDED = "is_guided"  # attribute of a backbone whose states are mixed of two passes (`gxpo.models.picture_tokens`)
+GUIDED = "is_guided"  # attribute of a backbone whose states are mixed of two passes (`gxpo.models.guidance`)
 NO_ROPE, ONE_ROPE = "none", ""  # keys of rotary tables; others are the types of layers that have their own
 
 

@@ -60,6 +60,11 @@ def directory(cache: str | os.PathLike[str] | None = None, notify: Callable[[str
     return target
 
 
+def words() -> Any:
+    """Its tokenizer with black patches, where nothing is drawn and the model may not have been made."""
+    return Codebook(np.zeros((CODES, PATCH, PATCH), np.uint8), 8 // PATCH, CLASSES).tokenizer()
+
+
 def digits() -> tuple[np.ndarray, np.ndarray]:
     """Pictures [n, 8, 8] uint8 of 17 grey levels, and their classes [n]."""
     pixels, classes = need("sklearn.datasets", "diffusers").load_digits(return_X_y=True)
@@ -80,11 +85,11 @@ def warm_up(seed: int = 0) -> tuple[Codebook, Any]:
 
     codebook, (pixels, classes) = codebook_of_digits(), digits()
     model = gxpo.models.tiny.tiny_model(
-        seed, **DIMENSIONS, vocab_size=codebook.none + 2, pad_token_id=codebook.none + 1, bos_token_id=None,
-        eos_token_id=codebook.none + 1,
+        seed, **DIMENSIONS, vocab_size=codebook.end + 1, pad_token_id=codebook.end, bos_token_id=None,
+        eos_token_id=codebook.end,
     )  # fmt: skip
     ids, n = codebook.encode(pixels), RECIPE["batch"]
-    ends = np.full((len(ids), 1), codebook.none + 1)
+    ends = np.full((len(ids), 1), codebook.end)
     rows_of_digits = torch.tensor(np.concatenate([classes[:, None] + CODES, ids, ends], 1))
     optimizer, random = torch.optim.AdamW(model.parameters(), lr=RECIPE["lr"]), torch.Generator().manual_seed(seed)
     for step in range(RECIPE["steps"]):

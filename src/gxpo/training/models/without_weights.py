@@ -18,9 +18,10 @@ def tokenizer_of(model: str) -> Any:
     """Load a model's tokenizer; code that comes with a model is never run. `ModelError` if it can't be loaded."""
     if built_in(model):
         return tokenizer_of_built_in(model)
+    if picture_tokens.is_own(model):
+        return picture_tokens.words()
     # A path that does not exist would be looked up on the hub, with an error about the network.
     name = str(smollm2.smollm2()) if model == smollm2.NAME else model
-    name = str(picture_tokens.directory()) if picture_tokens.is_own(model) else name
     local = Path(name).expanduser()
     if is_path(name) and not local.is_dir():
         raise ModelError(f"{model}: not a directory") if local.exists() else no_such_directory(local)
