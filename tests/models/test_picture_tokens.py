@@ -32,7 +32,7 @@ SAMPLING = Sampling(max_new_tokens=5, temperature=0.8)
 def generator(seed=0, **more):
     sizes = {"hidden_size": 48, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     ids = {"vocab_size": END + 1, "pad_token_id": END, "eos_token_id": END, "bos_token_id": None}
-    model = tiny_model(seed, **sizes, **ids, num_key_value_heads=2, initializer_range=0.5, max_position_embeddings=128)
+    model = tiny_model(seed, **sizes, **ids, num_key_value_heads=2, initializer_range=0.15, max_position_embeddings=128)
     if more:
         guide(model, BOOK, **more)
     return model
@@ -118,7 +118,7 @@ def test_a_generator_trains_shows_and_comes_back(name, more, directory, tmp_path
     trained = gxpo.train(directory, "pictures", name, 2, "brightness", out=run, set=settings(**more))
     rows = trained.metrics
     assert rows[0]["weights_fingerprint"] != rows[1]["weights_fingerprint"] and rows[-1]["empty_steps"] == 0
-    assert all(row["sampler_gap"] < 1e-5 and row["grad_norm"] > 0 for row in rows)
+    assert all(row["sampler_gap"] < 5e-5 and row["grad_norm"] > 0 for row in rows)
     records = [json.loads(line) for line in (run / "rollouts" / "step-000002.jsonl").read_text().splitlines()]
     for r in records:
         assert r["reward"] == pytest.approx(PICTURES.pixels(r["info"]["picture"]).mean() / 255)
@@ -152,7 +152,7 @@ def test_a_class_that_the_generator_does_not_have_is_refused(directory, tmp_path
 
 @pytest.mark.thorough
 def test_the_generator_of_digits_draws_its_class(tmp_path):
-    """A reader of real digits sees the class asked for in most pictures, and nearly all samples end where they should."""
+    """A reader of real digits sees the class asked for in most pictures; nearly all samples end where they should."""
     from sklearn.linear_model import LogisticRegression
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder := picture_tokens.directory())
