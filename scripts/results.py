@@ -14,6 +14,7 @@ import csv
 import json
 import math
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from study_rows import digest, read_store, result_of, with_former
 
 TABLE, PAGE = HERE / "docs" / "results.csv", HERE / "docs" / "results.md"
 BEGIN, END = "<!-- results.csv -->", "<!-- end -->"
+LONGEST_KEYS = 80  # characters of an arm's keys in the page; the file has them whole
 FEWEST = 3  # seeds of an arm that has a row
 SUITES = HERE / "src" / "gxpo" / "compare" / "suites"
 Store = Mapping[tuple[str, int], Mapping[str, Any]]
@@ -102,7 +104,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def _arm(row: Row) -> str:
-    keys = f" {row.keys}" if row.keys else ""
+    keys = f" {textwrap.shorten(row.keys, LONGEST_KEYS, placeholder=' ...')}" if row.keys else ""
     actual = number(row.difference, sign=True)
     if math.isfinite(row.low):
         actual += f" ({number(row.low, sign=True)} to {number(row.high, sign=True)})"
@@ -187,9 +189,14 @@ def main() -> None:
     if arguments.check:
         wrong = check(Path(arguments.check[0]), arguments.check[1])
         sys.exit("\n".join(wrong) if wrong else 0)
-    store = with_former(read_store(STORE))
+    common_store = read_store(STORE)
+    store = with_former(common_store)
     lists = sorted((HERE / "studies").glob("*.yaml"))
-    ours = [line for path in lists for c in comparisons(path, store) for line in lines_of(c, path.stem)]
+    ours = []
+    for path in lists:
+        own_store = read_store(path.with_suffix(".jsonl"))  # empty where its runs are among the common ones
+        rows = with_former({**common_store, **own_store}) if own_store else store
+        ours += [line for c in comparisons(path, rows) for line in lines_of(c, path.stem)]
     kept_values = []
     if TABLE.is_file():
         names = {path.stem for path in lists}

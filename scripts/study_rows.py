@@ -13,6 +13,7 @@ from typing import Any
 from gxpo.base.errors import RecordError
 from gxpo.compare.results import Point, RunResult
 from gxpo.compare.worker import job_keys, task_order
+from gxpo.doctor import diagnose, read
 from gxpo.environments.tasks.epochs import goes_by_epochs
 
 SCHEMA = "gxpo.study/1"
@@ -47,6 +48,7 @@ def row_of(run: Path, keys: Mapping[str, Any], *, trouble: str = "", commit: str
     tasks        held-out tasks of the first and the last evaluation; `bits`: the verdict of each, in the order of the
                  task ids, 0 or 1; absent where verdicts are not 0 or 1
     curves       metric -> [KEPT, 2] steps and values
+    doctor       what `gxpo doctor` finds in the run, notes left out: [severity, first sickness] of each
     """
     metrics = _lines(run / "metrics.jsonl")
     spent = {0: (0, 0, 0.0)}
@@ -82,9 +84,15 @@ def row_of(run: Path, keys: Mapping[str, Any], *, trouble: str = "", commit: str
         "discarded_rollouts": last.get("discarded_rollouts", 0),
         "steps": last.get("step", 0),
         "curves": {name: points for name in CURVES if (points := _thinned(metrics, name))},
+        "doctor": findings_of(run) if metrics else [],
         "trouble": trouble,
         "commit": commit,
     }
+
+
+def findings_of(run: Path) -> list[list[str]]:
+    """[severity, first sickness] of each finding of `gxpo doctor` that is not a note."""
+    return [[f.severity, f.ids[0]] for f in diagnose(read(run)).findings if f.severity != "note"]
 
 
 def result_of(row: Mapping[str, Any], arm: str, measure: str = "eval_accuracy") -> RunResult:

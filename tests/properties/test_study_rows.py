@@ -58,6 +58,19 @@ def test_a_run_becomes_a_row_and_a_result(run):
     assert row["curves"]["entropy"] == [[1, 0.1], [2, 0.2], [3, 0.3], [4, 0.4]]
 
 
+def test_a_row_has_the_word_of_the_doctor(run):
+    """Four steps of a reward are too few for a verdict; thirty equal rewards of groups without signal are not."""
+    assert row_of(run, KEYS)["doctor"] == []
+    lines = [
+        {"step": s, "generated_tokens": 100 * s, "optimiser_steps": 1, "time_step_s": 0.5, "reward_mean": 0.0,
+         "reward_std": 0.0, "success_rate": 0.0, "zero_signal_groups": 1.0, "groups": 8, "discarded_rollouts": 0}
+        for s in range(1, 31)
+    ]  # fmt: skip
+    (run / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in lines))
+    severities = {severity for severity, _ in row_of(run, KEYS)["doctor"]}
+    assert severities and severities <= {"critical", "warning"}
+
+
 def test_another_measure_has_no_verdicts(run):
     result = result_of(row_of(run, KEYS), "arm", "eval_length")
     assert result.end == 5.0

@@ -99,7 +99,7 @@ def join_words(words: Sequence[str]) -> str:
 
 def settings(keys: Mapping[str, Any]) -> str:
     """Format keys as `key=value`, in one line."""
-    return " ".join(f"{key}={value}" for key, value in keys.items())
+    return " ".join(f"{key}={value}" for key, value in keys.items()).replace("\n", "\\n")
 
 
 def sort_arms(comparison: Comparison) -> list[ArmSummary]:

@@ -23,7 +23,7 @@ from gxpo.explain.effect import (
     surrogate_effect,
 )
 from gxpo.explain.family_page import family_pages
-from gxpo.explain.measurements import effects_text
+from gxpo.explain.measurements import NOT_MEASURED, effects_text
 from gxpo.explain.methods import (
     EQUAL_GROUPS_MEANING,
     FORMULA_FROM,
@@ -195,9 +195,11 @@ def _page(
 def _source(row: Mapping[str, Any], definition: Definition) -> str:
     link = f"[arXiv {row['arxiv']}](https://arxiv.org/abs/{row['arxiv']})" if row["arxiv"] else ""
     cited = ", ".join(x for x in (definition.authors, str(definition.year or ""), link) if x)
-    return (
-        f"*{row['title']}*. {cited}. F{EVIDENCE_MEANING[row['evidence']][1:]}. Measured: {effects_text(row['name'])}."
-    )
+    measured_text = effects_text(row["name"])
+    # the board's rows are on a language model, all others on small ones
+    page = "board" if "on sums of smollm2-135m" in measured_text else "results"
+    where = "" if measured_text == NOT_MEASURED else f" ([{page}](../{page}.md))"
+    return f"*{row['title']}*. {cited}. F{EVIDENCE_MEANING[row['evidence']][1:]}. Measured: {measured_text}{where}."
 
 
 def _docstring(definition: Definition) -> str:

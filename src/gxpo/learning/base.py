@@ -101,6 +101,23 @@ class Epochs(UpdatePart):
         return [rows[part] for rows in row_sets for part in deal(dense(group_R[rows]), self.minibatches)]
 
 
+@part("none", stage="update")
+@dataclass(frozen=True)
+class NoUpdate(UpdatePart):
+    """No optimiser step: rollouts, rewards and figures of a policy that stays what it is.
+
+    For baselines that do not train, such as a search over prompts (`tasks.prompts`). A step costs its sampling alone,
+    and counts as one step of a schedule and of `trainer.max_updates`.
+    """
+
+    def optimiser_steps(self, groups: int) -> int:
+        """Return 1: schedules go on."""
+        return 1
+
+    def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:
+        return []
+
+
 # ---------------------------------------------------------------- learners
 class InProcess:
     """Base of learners in this process: a module's parameters in an `Optimiser`, updated in micro-batches.

@@ -23,6 +23,14 @@ class TaskSettings(_Section):
         description="tasks whose prompt leaves less than sampling.max_new_tokens of the model's context: refuse them "
         "before the first step, leave them out, or cut off the beginning of their text",
     )
+    prompts: list[str] = Field(
+        default=[],
+        description="texts around a task's prompt, each with {prompt} in it, of which training searches the best: the "
+        "worse half by mean reward is dropped until one is left; held-out tasks have the best so far",
+    )
+    prompt_tasks: Positive = Field(
+        default=8, description="tasks that each of tasks.prompts is tried on in the first round; doubles every round"
+    )
 
 
 class SamplingSettings(_Section):

@@ -53,7 +53,7 @@ from gxpo.training.models import flow, picture_tokens, pipelines, prompt_lengths
 from gxpo.training.models.load import check_name, is_masked, is_path
 from gxpo.training.phases import check_phases
 from gxpo.training.players import check_players
-from gxpo.training.setup import device_of, sampled_of, sampling_of, unfit_for_masked
+from gxpo.training.setup import device_of, prompt_search_of, sampled_of, sampling_of, unfit_for_masked
 
 LOOKED_AT = 2000  # prompts in which markers of templates are looked for
 
@@ -336,6 +336,7 @@ def _rehearse(resolved: Resolved) -> None:
             warn_of_prompts(world, s.chat.template)
             if method.sampler is not None:
                 sampled_of(s, method.sampler, world)
+            prompt_search_of(s, world.source, world)
         check_model(s)
         components = RolloutPart.hook(method.rollout, "components")
         # Judges are built without loading anything, so that their names can be checked.

@@ -17,6 +17,7 @@ from gxpo.base.runtime import give_back
 from gxpo.environments.envs.checked import checked, from_fields
 from gxpo.environments.rewards import RewardSet
 from gxpo.environments.tasks.epochs import FIRST_STEP, count_from
+from gxpo.environments.tasks.prompt_search import PromptSearch
 from gxpo.environments.tasks.sampled import SampledTasks
 from gxpo.learning.measure import tokens_per_microbatch
 from gxpo.learning.remote import RemoteLearner
@@ -195,6 +196,7 @@ class Resources:
     method: Method
     envs: Envs | None
     sampled_tasks: SampledTasks | None
+    prompt_search: PromptSearch | None
 
     def __init__(self, resolved: Resolved, reward: Any, source: Any, notify: Callable[[str], None]) -> None:
         self.resolved, self._objects_given, self._notify = resolved, (reward, source), notify
@@ -237,9 +239,7 @@ class Resources:
         with ExitStack() as exit_stack:
             exit_stack.callback(self.world.close)
             preflight.check_world(method, self.world, s.task, s.eval.tasks, s.chat.template)
-            self.sampled_tasks = None if method.sampler is None else setup.sampled_of(s, method.sampler, self.world)
-            self.source = self.world.source if self.sampled_tasks is None else self.sampled_tasks
-            count_from(self.source, self.first_step)
+            self._set_source(s, method)
             preflight.check_model(s)
             external = Externals(s, setup.device_of(s.learner.device), self._notify)
             self.rewards = RewardSet.make(
@@ -296,14 +296,22 @@ class Resources:
         for part in self.method.signals.values():
             part.bind(lent)
 
+    def _set_source(self, s: RunSettings, method: Method) -> None:
+        """Put the world's tasks under the method's sampler and the search over `tasks.prompts`, where there are any."""
+        self.sampled_tasks = None if method.sampler is None else setup.sampled_of(s, method.sampler, self.world)
+        source = self.world.source if self.sampled_tasks is None else self.sampled_tasks
+        self.prompt_search = setup.prompt_search_of(s, source, self.world)
+        self.source = source if self.prompt_search is None else self.prompt_search
+        count_from(self.source, self.first_step)
+
     def _fit_prompts(self, s: RunSettings, method: Method, policy: setup.Policy) -> None:
         """Refuse or leave out tasks whose prompts are too long (`tasks.too_long`), before the first step."""
-        self.source, lines = setup.fitted(s, method, self.source, policy, refuses=self._refuses_long_prompts)
+        whole_source = self.source
+        self.source, lines = setup.fitted(s, method, whole_source, policy, refuses=self._refuses_long_prompts)
         for line in lines:
             self._notify(line)
-        if lines and self.sampled_tasks is not None and self.source is self.sampled_tasks:  # its tasks are others now
-            self.source = self.sampled_tasks = setup.sampled_of(s, method.sampler, self.world)
-            count_from(self.source, self.first_step)
+        if lines and self.sampled_tasks is not None and self.source is whole_source:  # its tasks are others now
+            self._set_source(s, method)
 
     @property
     def choices(self) -> dict[str, str]:

@@ -11,10 +11,11 @@ import torch
 from gxpo.algorithms.signals.base import SignalPart
 from gxpo.base import runtime
 from gxpo.base.devices import need_float64, untried_line
-from gxpo.base.errors import ConfigError, ModelError
+from gxpo.base.errors import ConfigError, ModelError, TaskError
 from gxpo.environments import worlds
 from gxpo.environments.envs.corrupted import Corruption
 from gxpo.environments.mcp.settings import servers_of
+from gxpo.environments.tasks.prompt_search import PromptSearch
 from gxpo.environments.tasks.sampled import SampledTasks, sampled
 from gxpo.environments.worlds import World
 from gxpo.learning.base import steps_of
@@ -200,6 +201,17 @@ def sampled_of(s: RunSettings, sampler: Any, world: World) -> SampledTasks:
 
     has_listed_tasks = world.envs is None or getattr(world.envs, "of_tasks", False)
     return sampled(world.source, sampler, s.seed, s.task, at_level if has_listed_tasks else None)
+
+
+def prompt_search_of(s: RunSettings, source: TaskSource, world: World) -> PromptSearch | None:
+    """The source under a search over `tasks.prompts`; None without any. TaskError where prompts can't be changed."""
+    if not s.tasks.prompts:
+        return None
+    if world.envs is not None:
+        raise TaskError("tasks.prompts: prompts of episodes are their observations: leave it out")
+    if s.async_.max_staleness:
+        raise TaskError("tasks.prompts: rollouts sampled ahead have earlier prompts: set async.max_staleness=0")
+    return PromptSearch(source, s.tasks.prompts, s.tasks.prompt_tasks)
 
 
 def sampling_of(s: RunSettings) -> Sampling:

@@ -91,7 +91,8 @@ class Stages(Resources):
 
         # 1. Tasks -> rollouts -> rewards. The rollout part draws tasks, samples and scores through a session; all
         #    rollouts of the step are one forest. The method's own rewards come on top of the task's.
-        on_scored = None if self.sampled_tasks is None else self.sampled_tasks.see
+        observer = self.prompt_search or self.sampled_tasks
+        on_scored = None if observer is None else observer.see
         seed, sampling, budget = self.settings.seed, self.sampling, self.budget
         session = self.session(step, seed=seed, sampling=sampling, budget=budget, on_scored=on_scored)
         forest = self._rollouts(session, clock) if self.pipeline is None else self.pipeline.rollouts(session, clock)
@@ -346,6 +347,7 @@ class Stages(Resources):
             **rollout_figures(forest, signal_P),
             **source_figures(forest, self.step_number - 1),
             **({} if sampled_tasks is None else sampled_tasks.figures()),
+            **({} if self.prompt_search is None else self.prompt_search.figures()),
             **{f"scoring_{kind}": spent[kind] for kind in self.unscored},
             **update_figures(bound.infos, bound.metrics, (bound.sampler_gap, bound.sampler_gap_mean)),
             **model_figures,

@@ -16,6 +16,7 @@ from gxpo.algorithms.segments.base import LABEL
 from gxpo.environments.envs.pool import FAILURES
 from gxpo.forest import grouped
 from gxpo.forest.forest import Forest
+from gxpo.learning.base import NoUpdate
 from gxpo.methods.method import Method, zero_signal_groups
 from gxpo.parts.learning import learns_from_equal_groups
 from gxpo.parts.protocols import StepInfo
@@ -303,6 +304,8 @@ class Tally:
         if self.all_unscored:
             reasons = "; ".join(failures.values()) if failures else "see the run's warnings"
             return f"nothing is learned: all {self.rollouts} rollouts of {steps} were unscored ({reasons})"
+        if isinstance(method.update, NoUpdate):
+            return None
         if self.labelled and not self.tagged:
             return (
                 f"no turn of {steps} has anything that segment.patterns look for, so what the method does with it is "

@@ -1,0 +1,149 @@
+"""The board: docs/board.md's table and docs/pictures/board.svg, from the rows of studies/board.jsonl.
+
+python scripts/board.py            # writes the table and the picture
+python scripts/study.py studies/board.yaml --store studies/board.jsonl    # makes the runs that are missing first
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from gxpo.base.page.chart import svg_chart
+from gxpo.compare.inference import seed_interval
+from gxpo.compare.results import Estimate
+from gxpo.compare.wording import number
+from study import HERE, keys_of, read_list
+from study_rows import digest, read_store
+
+PAGE, PICTURE = HERE / "docs" / "board.md", HERE / "docs" / "pictures" / "board.svg"
+LIST, STORE = HERE / "studies" / "board.yaml", HERE / "studies" / "board.jsonl"
+BEGIN, END = "<!-- board -->", "<!-- end -->"
+EXPERIMENTS = ("board", "board_prompts")
+TARGET = 0.8  # share of the base's mean gain that a run has to reach
+Row = Mapping[str, Any]
+Arms = dict[str, dict[int, Row]]  # label -> seed -> row
+
+
+def arms_of(listed: Mapping[str, Any], store: Mapping[tuple[str, int], Row]) -> tuple[Arms, int]:
+    """Rows of every arm, the base first, and the number of seeds that are planned."""
+    arms: Arms = {}
+    seeds = 0
+    for experiment in (e for e in listed["experiments"] if e["id"] in EXPERIMENTS):
+        setting, seeds = listed["settings"][experiment["setting"]], experiment["seeds"]
+        for arm in (experiment["base"], *experiment["arms"]):
+            name = digest(keys_of(setting, arm))
+            arms[arm["label"]] = {s: store[name, s] for s in range(seeds) if (name, s) in store}
+    return arms, seeds
+
+
+def end_of(row: Row, measure: str = "eval_accuracy") -> float:
+    return float(row["evaluations"][-1][measure])
+
+
+def tokens_to_target(row: Row, target: float) -> float | None:
+    """Generated tokens until held-out accuracy reaches the target, on straight lines between evaluations."""
+    points = [(e["tokens"], e["eval_accuracy"]) for e in row["evaluations"]]
+    for (tokens, value), (next_tokens, next_value) in pairwise(points):
+        if next_value >= target > value:
+            return tokens + (next_tokens - tokens) * (target - value) / (next_value - value)
+    return None
+
+
+def difference(rows: Mapping[int, Row], base: Mapping[int, Row], measure: str = "eval_accuracy") -> Estimate | None:
+    """End of an arm less the base's, paired by seed, with the 95 % t interval; None with fewer than two pairs."""
+    pairs = [end_of(rows[s], measure) - end_of(base[s], measure) for s in sorted(rows) if s in base]
+    return seed_interval(pairs) if len(pairs) > 1 else None
+
+
+def interval_text(estimate: Estimate | None) -> str:
+    """Mean and interval, in bold where it leaves out 0."""
+    if estimate is None:
+        return "needs two pairs"
+    mean, low, high = (number(x, sign=True) for x in (estimate.mean, estimate.low, estimate.high))
+    return f"{mean} ({low} to {high})" if estimate.holds_zero else f"**{mean} ({low} to {high})**"
+
+
+def table(arms: Arms, seeds: int) -> list[str]:
+    """Lines of the table: an arm each, the base first."""
+    base = next(iter(arms.values()))
+    start = statistics.fmean(row["evaluations"][0]["eval_accuracy"] for row in base.values())
+    target = start + TARGET * (statistics.fmean(map(end_of, base.values())) - start)
+    heads = (
+        "arm", f"seeds of {seeds}", f"held-out accuracy at the end (start {number(start)})",
+        "less grpo, same seed (95 %)", "pass@8, less grpo", "tokens an answer", "entropy",
+        f"thousand tokens to {number(target)} (runs)", "steps", "runs that the doctor calls sick",
+    )  # fmt: skip
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for label, rows in arms.items():
+        if not rows:
+            lines.append(f"| {label} | 0 | missing | | | | | | | |")
+            continue
+        spent = [t for row in rows.values() if (t := tokens_to_target(row, target)) is not None]
+        cost = (
+            f"{statistics.fmean(spent) / 1000:.1f} ({len(spent)} of {len(rows)})" if spent else f"none of {len(rows)}"
+        )
+        entropy = [row["curves"]["entropy"][-1][1] for row in rows.values() if "entropy" in row["curves"]]
+        words = [row["doctor"] for row in rows.values() if "doctor" in row]
+        alarms = sum(bool(word) for word in words)
+        cells = [
+            label,
+            str(len(rows)),
+            number(statistics.fmean(map(end_of, rows.values()))),
+            "" if rows is base else interval_text(difference(rows, base)),
+            "" if rows is base else interval_text(difference(rows, base, "eval_pass_at_8")),
+            f"{statistics.fmean(end_of(row, 'eval_length') for row in rows.values()):.1f}",
+            f"{statistics.fmean(entropy):.2f}" if entropy else "",
+            cost,
+            f"{statistics.fmean(row['steps'] for row in rows.values()):.0f}",
+            f"{alarms} of {len(words)}" if words else "not asked",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def by_seed(arms: Arms, seeds: int) -> list[str]:
+    """Lines of the ends by seed."""
+    lines = [f"| seed | {' | '.join(arms)} |", "|---" * (len(arms) + 1) + "|"]
+    for s in range(seeds):
+        ends = [number(end_of(rows[s])) if s in rows else "missing" for rows in arms.values()]
+        lines.append(f"| {s} | {' | '.join(ends)} |")
+    return lines
+
+
+def picture(arms: Arms) -> str:
+    """Held-out accuracy over generated tokens, means over the seeds of each arm."""
+    series: dict[str, Sequence[tuple[float, float]]] = {}
+    for label, rows in arms.items():
+        points = [[(e["tokens"], e["eval_accuracy"]) for e in row["evaluations"]] for row in rows.values()]
+        # a killed run that went on has its first evaluation twice
+        thirds = [[p[0], *[q for q in p[1:] if q[0]]] for p in points]
+        if thirds:
+            columns = list(zip(*thirds, strict=True))
+            series[label] = [
+                (statistics.fmean(t for t, _ in column), statistics.fmean(v for _, v in column)) for column in columns
+            ]
+    title = "SmolLM2-135M-Instruct, sums and differences, means over seeds"
+    return svg_chart(
+        series, title=title, y_label="held-out accuracy", x_label="generated tokens", dashed=["shuffled"],
+        y_range=(0, 0.7), width=720, height=340,
+    )  # fmt: skip
+
+
+def page(text: str, arms: Arms, seeds: int) -> str:
+    """The page with its table of now."""
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    return "\n".join([f"{before}{BEGIN}", *table(arms, seeds), "", *by_seed(arms, seeds), f"{END}{after}"])
+
+
+def main() -> None:
+    arms, seeds = arms_of(read_list(LIST), read_store(STORE))
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), arms, seeds), encoding="utf-8")
+    PICTURE.write_text(picture(arms) + "\n", encoding="utf-8")
+    print(f"{sum(map(len, arms.values()))} of {seeds * len(arms)} runs")
+
+
+if __name__ == "__main__":
+    main()

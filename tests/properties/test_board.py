@@ -1,0 +1,65 @@
+"""docs/board.md says what the rows of studies/board.jsonl say."""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def board(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import board
+
+    yield board
+    sys.modules.pop("board", None)
+
+
+def rows_of(method, rate):
+    """Held-out accuracy at the end by seed, from the file by hand."""
+    rows = map(json.loads, (ROOT / "studies" / "board.jsonl").read_text().splitlines())
+    return {
+        row["seed"]: row["evaluations"][-1]["eval_accuracy"]
+        for row in rows
+        if (row["keys"]["method"], row["keys"].get("optim.lr"), row["seed"] < 1000) == (method, rate, True)
+        and "scoring.shuffle" not in row["keys"]
+        and "update" not in row["keys"]
+    }
+
+
+def test_the_page_has_the_table_of_the_rows(board):
+    arms, seeds = board.arms_of(board.read_list(board.LIST), board.read_store(board.STORE))
+    text = board.PAGE.read_text()
+    assert board.page(text, arms, seeds) == text
+    assert board.PICTURE.read_text() == board.picture(arms) + "\n"
+
+
+def test_an_arm_is_compared_with_grpo_by_seed(board):
+    arms, _ = board.arms_of(board.read_list(board.LIST), board.read_store(board.STORE))
+    base, rloo = rows_of("grpo", 1e-5), rows_of("rloo", 1e-5)
+    estimate = board.difference(arms["rloo"], arms["grpo"])
+    pairs = [rloo[s] - base[s] for s in rloo if s in base]
+    assert estimate.n == len(pairs) and estimate.mean == pytest.approx(statistics.fmean(pairs))
+
+
+def test_tokens_to_a_target_are_on_the_line_between_evaluations(board):
+    row = {"evaluations": [{"tokens": 0, "eval_accuracy": 0.2}, {"tokens": 1000, "eval_accuracy": 0.6}]}
+    assert board.tokens_to_target(row, 0.3) == pytest.approx(250)
+    assert board.tokens_to_target(row, 0.7) is None
+
+
+def test_runs_that_are_missing_are_shown(board):
+    row = {
+        "evaluations": [
+            {"tokens": 0, "eval_accuracy": 0.2, "eval_pass_at_8": 0.5, "eval_length": 12.0},
+            {"tokens": 1000, "eval_accuracy": 0.6, "eval_pass_at_8": 0.7, "eval_length": 10.0},
+        ],
+        "curves": {}, "steps": 9, "doctor": [["warning", "entropy_collapse"]],
+    }  # fmt: skip
+    lines = board.table({"grpo": {0: row}, "rloo": {}}, 2)
+    assert lines[-1].startswith("| rloo | 0 | missing |") and lines[-2].endswith("| 0.8 (1 of 1) | 9 | 1 of 1 |")
+    assert board.by_seed({"grpo": {0: row}, "rloo": {}}, 2)[-1] == "| 1 | missing | missing |"
