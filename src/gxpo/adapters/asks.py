@@ -187,7 +187,8 @@ def declared_refusals(
         reasons.append(f"phases: {trainer} runs one method; train with those of the phases one after the other")
     if (optimiser := method.run_keys.get("learner.optimiser")) is not None:
         reasons.append(f"learner.optimiser={optimiser.value}: {trainer} steps with its own optimiser; choose it there")
-    reasons += without_guidance(method, trainer)
+    if objective:
+        reasons += without_guidance(method, trainer)
     if objective and method.likelihood is not None:
         reasons.append(causal_only(method, trainer))
     if method.sampler is not None:
