@@ -10,8 +10,8 @@ def ask(messages):
     question = messages[-1]["content"]
     task, answer = question.split("# Task\n")[1].split("\n\n# Answer\n")
     a, b = map(int, re.findall(r"\d+", task))
-    found = re.findall(r"#(\d+)", answer)
-    if not found:
+    answers = re.findall(r"#(\d+)", answer)
+    if not answers:
         return "There is no answer.\nScore: 0"
-    off = abs(int(found[-1]) - (a + b))
-    return f"It is {off} off.\nScore: {10 if off == 0 else 3 if off <= 2 else 1}"
+    error = abs(int(answers[-1]) - (a + b))
+    return f"It is {error} off.\nScore: {10 if error == 0 else 3 if error <= 2 else 1}"

@@ -25,13 +25,13 @@ class Bugs(Repository):
     """A function of one line that does not do what the comment above it says."""
 
     def repository(self, seed: int) -> Repo:
-        chance = random.Random(f"repository/{seed}")
-        parameter, purpose, right, faults, shown, hidden = KINDS[chance.choice(sorted(KINDS))]
-        k = chance.randrange(2, 10)
-        self._right, fault = right.format(k=k), chance.choice(faults).format(k=k)
+        rng = random.Random(f"repository/{seed}")
+        parameter, purpose, right, faults, visible_argument, hidden_arguments = KINDS[rng.choice(sorted(KINDS))]
+        k = rng.randrange(2, 10)
+        self._right, fault = right.format(k=k), rng.choice(faults).format(k=k)
         purpose, scope = purpose.format(k=k), {}
         exec(f"def f({parameter}): return {self._right}", scope)
-        calls = [f"f({argument.format(k=k)})" for argument in (shown, *hidden)]
+        calls = [f"f({argument.format(k=k)})" for argument in (visible_argument, *hidden_arguments)]
         visible, *tests = [f"assert {call} == {eval(call, scope)!r}" for call in calls]
         files = {
             "f.py": f"# {purpose}\ndef f({parameter}):\n    return {fault}\n",
@@ -40,7 +40,7 @@ class Bugs(Repository):
         return Repo(files, "f.py", ("test_f.py",), tuple(tests), f"f does not return {purpose}.")
 
     def expert(self) -> str:
-        """Next action of somebody who reads the file, writes its line anew, and is done."""
+        """Return the next action of somebody who reads the file, writes its line anew, and is done."""
         if self.tools:
             edit = f'<tool>edit({{"path": "f.py", "line": 3, "text": "    return {self._right}"}})</tool>'
             return ('<tool>read({"path": "f.py"})</tool>', edit, "done")[min(self._turn, 2)]

@@ -13,20 +13,20 @@ COLUMN = r"(\d\+\d(?:\+1)?)="
 
 
 def adder_prompt(texts: Texts) -> str:
-    """Prompt of the adder: the column's two digits, with a ten each."""
+    """Write the prompt of the adder: the column's two digits, with a ten each."""
     p, q, *_ = re.findall(r"\d", texts["request"])
     return f"1{p}+1{q}="
 
 
 def reply(texts: Texts) -> str:
-    """Reply to the solver: the column's sum, or ? where the adder gives no number."""
+    """Reply to the solver with the column's sum, or ? where the adder gives no number."""
     result = re.search(r"#(\d+)$", texts["adder"])
     carry = texts["request"].count("+") - 1
     return str(int(result[1]) - 20 + carry) if result else "?"
 
 
 def column_reward(texts: Texts, scores: Mapping[str, float]) -> float:
-    """Reward of the adder: 1 for the right sum, whatever the solver makes of it."""
+    """Reward the adder: 1 for the right sum, whatever the solver makes of it."""
     return float(reply(texts) == str(sum(map(int, re.findall(r"\d", texts["request"])))))
 
 

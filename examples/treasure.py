@@ -11,7 +11,7 @@ MOVES = {"r": (1, 0), "l": (-1, 0), "u": (0, 1), "d": (0, -1)}
 
 
 def hint(x: int, y: int) -> str:
-    """Direction of a treasure at (x, y) seen from (0, 0): along the longer way first."""
+    """Name the direction of a treasure at (x, y) seen from (0, 0): along the longer way first."""
     if abs(x) >= abs(y):
         return "right" if x > 0 else "left"
     return "up" if y > 0 else "down"

@@ -9,7 +9,7 @@ LONGEST = 3584  # tokens, max_completion_length of Open-RS
 
 
 def boxed(completion):
-    """Text in the last \\boxed{}, of braces that pair; None without one."""
+    """Return the text in the last \\boxed{}, of braces that pair; None without one."""
     start = completion.rfind("\\boxed{")
     if start < 0:
         return None
@@ -22,7 +22,8 @@ def boxed(completion):
 
 
 def open_rs(completion, answer, tokens):
-    """Form + 2 x cosine: a right answer from 1 (short) to .5 (long), a wrong one from -1 to -.5; length cut at LONGEST.
+    """Reward form + 2 x cosine: right answers from 1 (short) to .5 (long), wrong ones from -1 to -.5; length cut at
+    LONGEST.
 
     Theirs counts characters and is not cut: with a limit of 3584, an answer of 7168 characters earns 1 again.
     """
@@ -34,8 +35,9 @@ def open_rs(completion, answer, tokens):
 
 
 def tool_gain(completion, info):
-    """Verdict of the frozen model with the named tool, less without one: 1, 0 or -1; -1 where no tool of the list is
-    named. `info["right"]`: tool -> 0 or 1, computed before the run with greedy answers; "none" is without a tool."""
+    """Return the verdict of the frozen model with the named tool, less without one: 1, 0 or -1; -1 where no tool of the
+    list is named. `info["right"]`: tool -> 0 or 1, computed before the run with greedy answers; "none" is without a
+    tool."""
     match = TOOL.search(completion)
     right = info["right"]
     if match is None or match[1] not in right:
@@ -44,6 +46,6 @@ def tool_gain(completion, info):
 
 
 def rebuttal_form(completion):
-    """1 where <analysis>, <strategy> and <response> are all there."""
+    """Reward 1 where <analysis>, <strategy> and <response> are all there."""
     tags = ("analysis", "strategy", "response")
     return float(all(re.search(rf"<{tag}>.*</{tag}>", completion, re.DOTALL) for tag in tags))

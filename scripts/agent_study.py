@@ -68,42 +68,42 @@ WORLDS: Mapping[str, World] = {
 }
 
 
-def trained(world: str, method: str, seed: int) -> dict[str, Any]:
-    """One run: success on held-out tasks before and after, and in training by tokens generated."""
+def train_run(world: str, method: str, seed: int) -> dict[str, Any]:
+    """Train one run; return success on held-out tasks before and after, and in training by tokens generated."""
     from gxpo.parts.definition import Stated
     from gxpo.training.config import resolve
     from gxpo.training.loop import Trainer
 
-    place = WORLDS[world]
-    keys = {**place.keys, **METHODS[method], "method": method, "seed": seed, "trainer.steps": 10_000}
-    held_eval_accuracies: list[float] = []
+    setting = WORLDS[world]
+    keys = {**setting.keys, **METHODS[method], "method": method, "seed": seed, "trainer.steps": 10_000}
+    accuracies: list[float] = []
     curve: list[tuple[int, float]] = []
     with tempfile.TemporaryDirectory(prefix="gxpo-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = Trainer(resolve({k: Stated(v, "study") for k, v in keys.items()}), out=Path(folder) / "run")
         try:
-            held_eval_accuracies.append(trainer.evaluate().figures["eval_accuracy"])
-            while trainer.budget.generated_tokens < place.budget:
+            accuracies.append(trainer.evaluate().figures["eval_accuracy"])
+            while trainer.budget.generated_tokens < setting.budget:
                 row = trainer.step()
                 curve.append((row["generated_tokens"], row["success_rate"]))
-            held_eval_accuracies.append(trainer.evaluate().figures["eval_accuracy"])
+            accuracies.append(trainer.evaluate().figures["eval_accuracy"])
         finally:
             trainer.close()
     return {
         "world": world,
         "method": method,
         "seed": seed,
-        "before": held_eval_accuracies[0],
-        "after": held_eval_accuracies[1],
+        "before": accuracies[0],
+        "after": accuracies[1],
         "steps": len(curve),
         "tokens": curve[-1][0],
-        "area": area(curve, place.budget),
+        "area": area(curve, setting.budget),
         "curve": curve,
     }
 
 
 def area(curve: Sequence[tuple[int, float]], budget: int) -> float:
-    """Mean success in training over the tokens generated."""
+    """Return the mean success in training over the tokens generated."""
     total, last = 0.0, 0
     for tokens, success in curve:
         total += (min(tokens, budget) - last) * success
@@ -112,9 +112,9 @@ def area(curve: Sequence[tuple[int, float]], budget: int) -> float:
 
 
 def run_all(out: Path, worlds: Sequence[str], methods: Sequence[str], seeds: int | None, jobs: int) -> None:
-    """Every run that `out` does not hold, seed by seed, so many at a time in processes of one thread each."""
-    done = {(r["world"], r["method"], r["seed"]) for r in read(out)}
-    expected = [
+    """Make the runs that `out` lacks, seed by seed, `jobs` at a time in processes of one thread each."""
+    done = {(r["world"], r["method"], r["seed"]) for r in read_rows(out)}
+    missing = [
         (world, method, seed)
         for world in worlds
         for seed in range(seeds or WORLDS[world].seeds)
@@ -123,83 +123,86 @@ def run_all(out: Path, worlds: Sequence[str], methods: Sequence[str], seeds: int
     ]
     lock = Lock()
 
-    def one(job: tuple[str, str, int]) -> None:
+    def run_job(job: tuple[str, str, int]) -> None:
         command = [sys.executable, __file__, "--one", job[0], job[1], str(job[2])]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        got = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-        if got.returncode:
-            print(f"{' '.join(map(str, job))} failed: {got.stderr.strip().splitlines()[-1:]}", flush=True)
+        process = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        if process.returncode:
+            print(f"{' '.join(map(str, job))} failed: {process.stderr.strip().splitlines()[-1:]}", flush=True)
             return
-        line = got.stdout.strip().splitlines()[-1]
+        line = process.stdout.strip().splitlines()[-1]
         with lock, out.open("a") as file:
             file.write(line + "\n")
         row = json.loads(line)
         print(f"{job[0]} {job[1]} seed {job[2]}: {row['before']:.3f} -> {row['after']:.3f}", flush=True)
 
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(one, expected))
+        list(pool.map(run_job, missing))
 
 
-def read(out: Path) -> list[dict[str, Any]]:
+def read_rows(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
 
 
 def report(rows: Sequence[Mapping[str, Any]], fidelity: Path | None) -> None:
-    """A table a world: success after, how many runs fell below half of what they began with, and paired differences to
-    grpo."""
+    """Print a table for each world: success after, how many runs fell below half of what they began with, and paired
+    differences to grpo."""
     from gxpo.training.statistics import mean_interval
 
-    for world, place in WORLDS.items():
-        own_rows = [r for r in rows if r["world"] == world]
-        if not own_rows:
+    for world, setting in WORLDS.items():
+        world_rows = [r for r in rows if r["world"] == world]
+        if not world_rows:
             continue
-        base = {r["seed"]: r for r in own_rows if r["method"] == "grpo"}
-        print(f"\n{world}: {place.budget:,} generated tokens a run\n")
+        base = {r["seed"]: r for r in world_rows if r["method"] == "grpo"}
+        print(f"\n{world}: {setting.budget:,} generated tokens a run\n")
         print(
             "| method | runs | steps | before | after | fell | area | after less grpo (95%, paired) | area less grpo |"
         )
         print("|---|---|---|---|---|---|---|---|---|")
         for method in METHODS:
-            mine = [r for r in own_rows if r["method"] == method]
-            if not mine:
+            method_rows = [r for r in world_rows if r["method"] == method]
+            if not method_rows:
                 continue
-            cells = [fmean(r[k] for r in mine) for k in ("steps", "before", "after", "area")]
-            output = []
+            means = [fmean(r[k] for r in method_rows) for k in ("steps", "before", "after", "area")]
+            differences = []
             for key in ("after", "area"):
-                gaps = [r[key] - base[r["seed"]][key] for r in mine if r["seed"] in base]
-                verdict = ""
+                gaps = [r[key] - base[r["seed"]][key] for r in method_rows if r["seed"] in base]
+                interval = ""
                 if len(gaps) > 3:  # fewer are too few for one
                     low, high = mean_interval(gaps)
-                    verdict = f" ({low:+.3f} to {high:+.3f})"
-                output.append(f"{fmean(gaps):+.3f}{verdict}" if gaps else "-")
-            fell = sum(r["after"] < r["before"] / 2 for r in mine)
+                    interval = f" ({low:+.3f} to {high:+.3f})"
+                differences.append(f"{fmean(gaps):+.3f}{interval}" if gaps else "-")
+            falls = sum(r["after"] < r["before"] / 2 for r in method_rows)
             print(
-                f"| {method} | {len(mine)} | {cells[0]:.0f} | {cells[1]:.3f} | {cells[2]:.3f} | {fell} | "
-                f"{cells[3]:.3f} | {output[0]} | {output[1]} |"
+                f"| {method} | {len(method_rows)} | {means[0]:.0f} | {means[1]:.3f} | {means[2]:.3f} | {falls} | "
+                f"{means[3]:.3f} | {differences[0]} | {differences[1]} |"
             )
         if fidelity is not None:
-            predicted(own_rows, base, json.loads(fidelity.read_text())["rows"], place.keys["task"])
+            report_fidelity(world_rows, base, json.loads(fidelity.read_text())["rows"], setting.keys["task"])
 
 
-def predicted(
-    own: Sequence[Mapping[str, Any]],
+def report_fidelity(
+    world_rows: Sequence[Mapping[str, Any]],
     base: Mapping[int, Mapping[str, Any]],
     rows: Sequence[Mapping[str, Any]],
     task: str,
 ) -> None:
-    """The rank correlation of fidelity with the paired area less grpo, over the methods that have both."""
+    """Print the rank correlation of fidelity with the paired area less grpo, over the methods that have both."""
     from gxpo.bench.fidelity import prediction
 
-    known_values = {
+    fidelity_rows = {
         r["name"].partition("/")[2]: r for r in rows if r["name"].startswith(f"{task}/") and r.get("rank") is not None
     }
-    both = [m for m in METHODS if m in known_values and any(r["method"] == m and r["seed"] in base for r in own)]
-    gain = [
-        fmean(r["area"] - base[r["seed"]]["area"] for r in own if r["method"] == m and r["seed"] in base) for m in both
+    methods = [
+        m for m in METHODS if m in fidelity_rows and any(r["method"] == m and r["seed"] in base for r in world_rows)
     ]
-    if len(both) > 2:
-        actual = prediction([known_values[m]["rank"] for m in both], gain)
-        print(f"\nfidelity against area less grpo, {', '.join(both)}: rank correlation {actual:+.2f}")
+    gains = [
+        fmean(r["area"] - base[r["seed"]]["area"] for r in world_rows if r["method"] == m and r["seed"] in base)
+        for m in methods
+    ]
+    if len(methods) > 2:
+        correlation = prediction([fidelity_rows[m]["rank"] for m in methods], gains)
+        print(f"\nfidelity against area less grpo, {', '.join(methods)}: rank correlation {correlation:+.2f}")
 
 
 def main() -> None:
@@ -214,12 +217,12 @@ def main() -> None:
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(trained(arguments.one[0], arguments.one[1], int(arguments.one[2]))))
+        print(json.dumps(train_run(arguments.one[0], arguments.one[1], int(arguments.one[2]))))
         return
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     if not arguments.report:
         run_all(arguments.out, arguments.worlds, arguments.methods, arguments.seeds, arguments.jobs)
-    report(read(arguments.out), arguments.fidelity)
+    report(read_rows(arguments.out), arguments.fidelity)
 
 
 if __name__ == "__main__":

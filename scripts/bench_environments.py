@@ -59,7 +59,7 @@ class Constant:
         return [[Completion([self.token, self.end], [-1.0, -0.5], "stop") for _ in r.streams] for r in requests]
 
     def release(self, names: Sequence[str] | None = None) -> None:
-        """Nothing is kept."""
+        """Do nothing: nothing is kept."""
 
 
 def main() -> None:
@@ -98,22 +98,23 @@ def main() -> None:
         start = time.perf_counter()
         with Play(session) as play:
             episodes = play.start(tasks, [task.id for task in tasks], 1)
-            opened = time.perf_counter() - start
+            start_seconds = time.perf_counter() - start
             play.finish(episodes)
             seconds = time.perf_counter() - start
             forest = play.forest()
-    rooms = [kind() for _ in tasks]
-    for seed, room in enumerate(rooms):
-        room.reset(seed)
-    slept = sum(room.nap(turn) for room in rooms for turn in range(TURNS))
-    longest = max(sum(room.nap(turn) for turn in range(TURNS)) for room in rooms)
-    rows = hashlib.sha256(repr([(r["id"], r["turns"]) for r in forest.to_records()]).encode()).hexdigest()
+    envs = [kind() for _ in tasks]
+    for seed, env in enumerate(envs):
+        env.reset(seed)
+    sleep_seconds = sum(env.nap(turn) for env in envs for turn in range(TURNS))
+    longest_seconds = max(sum(env.nap(turn) for turn in range(TURNS)) for env in envs)
+    digest = hashlib.sha256(repr([(r["id"], r["turns"]) for r in forest.to_records()]).encode()).hexdigest()
     turns = forest.n_steps
     n_episodes = arguments.episodes
     print(f"{n_episodes} episodes of {TURNS} turns, {arguments.workers} workers, {kind.__name__}: {seconds:.2f} s "
-          f"({opened:.2f} of them to begin), {turns / seconds:.0f} turns/s, {engine.calls} batches; "
-          f"sleeps sum to {slept:.1f} s ({slept / seconds:.1f} at once), the longest episode to {longest:.2f} s; "
-          f"records {rows[:12]}")  # fmt: skip
+          f"({start_seconds:.2f} of them to begin), {turns / seconds:.0f} turns/s, {engine.calls} batches; "
+          f"sleeps sum to {sleep_seconds:.1f} s ({sleep_seconds / seconds:.1f} at once), "
+          f"the longest episode to {longest_seconds:.2f} s; "
+          f"records {digest[:12]}")  # fmt: skip
 
 
 if __name__ == "__main__":

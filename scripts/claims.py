@@ -24,7 +24,7 @@ from gxpo.compare.inference import FEWEST_SEEDS, seed_interval
 from gxpo.compare.results import COLLAPSED, Estimate
 from gxpo.compare.wording import number
 from predictors import correlations
-from study import HERE, STORE, keys_of, read_list, run, sides, wanted
+from study import HERE, STORE, keys_of, list_runs, read_list, run, sides
 from study_rows import digest, read_store, result_of, with_former
 
 LIST = HERE / "studies" / "claims.yaml"
@@ -65,7 +65,7 @@ class Prediction:
 
     @property
     def unit(self) -> str | None:
-        """What is counted until a target is reached; None where the measure is no such count."""
+        """Name what is counted until a target is reached; None where the measure is no such count."""
         return self.measure.removesuffix("_to_target") if self.measure.endswith("_to_target") else None
 
 
@@ -93,18 +93,18 @@ class Finding:
     waits: bool = False
 
     @property
-    def shown(self) -> str:
+    def verdict_text(self) -> str:
         return "not run yet" if self.waits else self.verdict
 
 
 # ---------------------------------------------------------------- measures of a run
 def value_of(row: Mapping[str, Any], measure: str) -> float:
-    """The measure of one run; nan where it did not record it."""
-    actual = row["evaluations"]
+    """Return the measure of one run; nan where it did not record it."""
+    evaluations = row["evaluations"]
     if measure == "gain":
-        return actual[-1]["eval_accuracy"] - actual[0]["eval_accuracy"]
+        return evaluations[-1]["eval_accuracy"] - evaluations[0]["eval_accuracy"]
     if measure == "collapsed":
-        values = [e["eval_accuracy"] for e in actual]
+        values = [e["eval_accuracy"] for e in evaluations]
         return float(values[-1] < COLLAPSED * max(values))
     kind, _, name = measure.partition(":")
     if kind in ("curve", "peak"):
@@ -115,28 +115,28 @@ def value_of(row: Mapping[str, Any], measure: str) -> float:
             return statistics.fmean(values[-max(1, len(values) // 4) :])
         middle = statistics.median(values)
         return max(values) / middle if middle else math.nan
-    value = actual[-1].get(measure)
+    value = evaluations[-1].get(measure)
     return math.nan if value is None else float(value)
 
 
-def spent_until(row: Mapping[str, Any], level: float, unit: str) -> tuple[float, bool]:
-    """What the run spent until its held-out curve, linear between evaluations, first was at `level`, and whether it
-    was; otherwise all that it spent. At least `LEAST_SPENT` of that."""
+def cost_until(row: Mapping[str, Any], level: float, unit: str) -> tuple[float, bool]:
+    """Return what the run spent until its held-out curve, linear between evaluations, first was at `level`, and whether
+    it was; otherwise all that it spent. At least `LEAST_SPENT` of that."""
     points = [(float(e[unit]), float(e["eval_accuracy"])) for e in row["evaluations"]]
-    full_point = points[-1][0]
+    total = points[-1][0]
     before = points[0]
     if before[1] >= level:
-        return LEAST_SPENT * full_point, True
+        return LEAST_SPENT * total, True
     for after in points[1:]:
         if after[1] >= level:
             share = (level - before[1]) / (after[1] - before[1])
-            return max(before[0] + share * (after[0] - before[0]), LEAST_SPENT * full_point), True
+            return max(before[0] + share * (after[0] - before[0]), LEAST_SPENT * total), True
         before = after
-    return full_point, False
+    return total, False
 
 
-def usable(rows: Rows) -> dict[int, Mapping[str, Any]]:
-    """The runs that went on to their budget."""
+def complete_runs(rows: Rows) -> dict[int, Mapping[str, Any]]:
+    """Select the runs that went on to their budget."""
     return {
         seed: row
         for seed, row in rows.items()
@@ -148,46 +148,48 @@ def usable(rows: Rows) -> dict[int, Mapping[str, Any]]:
 
 # ---------------------------------------------------------------- differences and verdicts
 def compare(prediction: Prediction, base: Rows, arm: Rows, label: str = "arm", against: str = "base") -> Finding:
-    """The arm against the base, paired by seed, and by held-out task where the measure is their mean verdict."""
-    failed = len(base) + len(arm) - len(usable(base)) - len(usable(arm))
-    base, arm = usable(base), usable(arm)
+    """Compare an arm with its base, paired by seed, and by held-out task where the measure is their mean verdict."""
+    failures = len(base) + len(arm) - len(complete_runs(base)) - len(complete_runs(arm))
+    base, arm = complete_runs(base), complete_runs(arm)
     seeds = sorted(set(base) & set(arm))
 
-    def nothing(why: str, waits: bool = False) -> Finding:
-        return Finding(label, against, prediction, None, math.nan, math.nan, CANNOT, None, failed, why, waits)
+    def no_finding(why: str, waits: bool = False) -> Finding:
+        return Finding(label, against, prediction, None, math.nan, math.nan, CANNOT, None, failures, why, waits)
 
     if len(seeds) < FEWEST_SEEDS:
-        return nothing(f"paired seeds: {len(seeds)}", waits=not failed)
-    of_base, of_arm = [base[s] for s in seeds], [arm[s] for s in seeds]
+        return no_finding(f"paired seeds: {len(seeds)}", waits=not failures)
+    base_runs, arm_runs = [base[s] for s in seeds], [arm[s] for s in seeds]
     if (unit := prediction.unit) is not None:
-        start = statistics.fmean(r["evaluations"][0]["eval_accuracy"] for r in of_base)
-        gain = statistics.fmean(value_of(r, "gain") for r in of_base)
+        start = statistics.fmean(r["evaluations"][0]["eval_accuracy"] for r in base_runs)
+        gain = statistics.fmean(value_of(r, "gain") for r in base_runs)
         if gain < ROOM:
-            return nothing(f"the base gained {number(gain, 3, sign=True)}: no target to reach")
-        spent = [[spent_until(r, start + prediction.target * gain, unit) for r in side] for side in (of_base, of_arm)]
-        logs = [math.log(b / a) for (b, _), (a, _) in zip(*spent, strict=True)]
-        estimate, reached = seed_interval(logs), (sum(x for _, x in spent[0]), sum(x for _, x in spent[1]))
+            return no_finding(f"the base gained {number(gain, 3, sign=True)}: no target to reach")
+        costs = [
+            [cost_until(r, start + prediction.target * gain, unit) for r in side] for side in (base_runs, arm_runs)
+        ]
+        logs = [math.log(b / a) for (b, _), (a, _) in zip(*costs, strict=True)]
+        estimate, reached = seed_interval(logs), (sum(x for _, x in costs[0]), sum(x for _, x in costs[1]))
         if not any(reached):
-            return nothing("no run reached the target")
-        means = [statistics.fmean(x for x, _ in side) for side in spent]
+            return no_finding("no run reached the target")
+        means = [statistics.fmean(x for x, _ in side) for side in costs]
         verdict = judge(prediction, estimate)
-        return Finding(label, against, prediction, estimate, means[0], means[1], verdict, reached, failed)
-    values = [[value_of(r, prediction.measure) for r in side] for side in (of_base, of_arm)]
+        return Finding(label, against, prediction, estimate, means[0], means[1], verdict, reached, failures)
+    values = [[value_of(r, prediction.measure) for r in side] for side in (base_runs, arm_runs)]
     if any(math.isnan(x) for side in values for x in side):
-        return nothing(f"the runs have no {prediction.measure}")
+        return no_finding(f"the runs have no {prediction.measure}")
     if prediction.measure == "gain":
         estimate = seed_interval(values[1])
     elif prediction.measure == "eval_accuracy":
-        pairs = [(result_of(a, label), result_of(b, against)) for b, a in zip(of_base, of_arm, strict=True)]
+        pairs = [(result_of(a, label), result_of(b, against)) for b, a in zip(base_runs, arm_runs, strict=True)]
         estimate = difference_spread(pairs, "eval_accuracy").estimate()
     else:
         estimate = seed_interval([a - b for b, a in zip(*values, strict=True)])
     b, a = (statistics.fmean(side) for side in values)
-    return Finding(label, against, prediction, estimate, b, a, judge(prediction, estimate), None, failed)
+    return Finding(label, against, prediction, estimate, b, a, judge(prediction, estimate), None, failures)
 
 
 def judge(prediction: Prediction, estimate: Estimate | None) -> Verdict:
-    """The verdict, by the rule at the head of studies/claims.yaml. `estimate` of a ratio is of its logarithm."""
+    """Give the verdict by the rule at the head of studies/claims.yaml. `estimate` of a ratio is of its logarithm."""
     if estimate is None or not (math.isfinite(estimate.low) and math.isfinite(estimate.high)):
         return CANNOT
     low, high = estimate.low, estimate.high
@@ -204,10 +206,11 @@ def judge(prediction: Prediction, estimate: Estimate | None) -> Verdict:
 
 
 def findings(
-    listed: Mapping[str, Any], part: Mapping[str, Any], predicts: Mapping[str, Any], store: Mapping[Any, Any]
+    plan: Mapping[str, Any], part: Mapping[str, Any], predicts: Mapping[str, Any], store: Mapping[Any, Any]
 ) -> list[Finding]:
-    """The arms of an experiment or of its varied condition. An arm with `predicts` of its own is held to that."""
-    setting, n = listed["settings"][part["setting"]], part["seeds"]
+    """Compare each arm of an experiment or of its varied condition; an arm with `predicts` of its own is held to
+    that."""
+    setting, n = plan["settings"][part["setting"]], part["seeds"]
     base = runs_of(setting, part["base"], n, store)
     return [
         compare(
@@ -228,24 +231,26 @@ def runs_of(
     return {seed: store[name, seed] for seed in range(seeds) if (name, seed) in store}
 
 
-def runs_made(listed: Mapping[str, Any], store: Mapping[Any, Any]) -> dict[tuple[str, int], str]:
-    """(configuration, seed) of the list's runs that are there -> the commit that made them."""
-    out: dict[tuple[str, int], str] = {}
-    for e in listed["experiments"]:
-        for setting, arms, n in sides(listed, e):
+def run_commits(plan: Mapping[str, Any], store: Mapping[Any, Any]) -> dict[tuple[str, int], str]:
+    """Map (configuration, seed) of the list's runs that are there to the commit that made them."""
+    commits: dict[tuple[str, int], str] = {}
+    for e in plan["experiments"]:
+        for setting, arms, n in sides(plan, e):
             names = [digest(keys_of(setting, arm)) for arm in arms]
-            out |= {(x, s): store[x, s].get("commit", "") for x in names for s in range(n) if (x, s) in store}
-    return out
+            commits |= {
+                (name, s): store[name, s].get("commit", "") for name in names for s in range(n) if (name, s) in store
+            }
+    return commits
 
 
-def varied_of(experiment: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The varied condition with what it inherits, and what it predicts."""
+def varied_condition(experiment: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the varied condition with what it inherits, and what it predicts."""
     varied = {**{k: experiment[k] for k in ("setting", "seeds", "base")}, **experiment["varied"]}
     return varied, varied.get("predicts") or experiment["predicts"]
 
 
-def moved(main: Finding, varied: Finding) -> str:
-    """What the varied condition did to the claim."""
+def describe_change(main: Finding, varied: Finding) -> str:
+    """Say in a few words what the varied condition did to the claim."""
     if main.waits or varied.waits:
         return ""
     if (main.prediction.measure, main.prediction.direction) != (varied.prediction.measure, varied.prediction.direction):
@@ -261,8 +266,8 @@ def moved(main: Finding, varied: Finding) -> str:
 PLACES = {"eval_length": 1, "curve:entropy": 4, "peak:grad_norm": 2, "collapsed": 2}
 
 
-def said(finding: Finding) -> str:
-    """The difference with its interval, or why there is none."""
+def difference_text(finding: Finding) -> str:
+    """Format the difference with its interval, or why there is none."""
     e, p = finding.estimate, finding.prediction
     if e is None:
         return finding.why
@@ -276,42 +281,45 @@ def said(finding: Finding) -> str:
     return f"{sides}{mean} ({low} to {high}), {e.n} seeds"
 
 
-def predicted(p: Prediction) -> str:
-    """What is claimed, in a few words."""
+def prediction_text(p: Prediction) -> str:
+    """Say in a few words what is claimed."""
     if p.unit is not None:
-        stated_text = "" if math.isnan(p.ratio) else f", {p.ratio:g} times by the paper"
-        return f"fewer {p.unit} to the target{stated_text}"
+        size_text = "" if math.isnan(p.ratio) else f", {p.ratio:g} times by the paper"
+        return f"fewer {p.unit} to the target{size_text}"
     if p.direction == "equal":
         return f"{p.measure} within {number(p.margin, 4 if p.margin < 0.001 else 2)}"
-    stated_text = "" if math.isnan(p.size) else f", {number(p.size, 3, sign=True)} by the paper"
-    return f"{p.direction} {p.measure}{stated_text}"
+    size_text = "" if math.isnan(p.size) else f", {number(p.size, 3, sign=True)} by the paper"
+    return f"{p.direction} {p.measure}{size_text}"
 
 
-def table(listed: Mapping[str, Any], store: Mapping[Any, Any]) -> list[str]:
-    """A row of Markdown for each claim."""
+def table(plan: Mapping[str, Any], store: Mapping[Any, Any]) -> list[str]:
+    """Build a row of Markdown for each claim."""
     lines = ["| claim | predicted | found (95 %) | verdict | one condition varied | found there | |", "|---" * 7 + "|"]
-    for e in listed["experiments"]:
-        main = findings(listed, e, e["predicts"], store)
-        varied, predicts = varied_of(e)
-        remote_finding = findings(listed, varied, predicts, store)[0]
+    for e in plan["experiments"]:
+        main = findings(plan, e, e["predicts"], store)
+        varied, predicts = varied_condition(e)
+        varied_finding = findings(plan, varied, predicts, store)[0]
         lines.append(
-            f"| `{e['id']}` | {predicted(main[0].prediction)} | {said(main[0])} | **{main[0].shown}** | "
-            f"{varied['condition']} | {said(remote_finding)} | {moved(main[0], remote_finding)} |"
+            f"| `{e['id']}` | {prediction_text(main[0].prediction)} | {difference_text(main[0])} | "
+            f"**{main[0].verdict_text}** | {varied['condition']} | {difference_text(varied_finding)} | "
+            f"{describe_change(main[0], varied_finding)} |"
         )
     return lines
 
 
-def notes(listed: Mapping[str, Any], store: Mapping[Any, Any]) -> list[str]:
-    """For each claim its words and setting, our experiment, and the second part of the claim."""
+def notes(plan: Mapping[str, Any], store: Mapping[Any, Any]) -> list[str]:
+    """Build a note for each claim: its words and setting, our experiment, and the second part of the claim."""
     lines = []
-    for e in listed["experiments"]:
-        main = findings(listed, e, e["predicts"], store)
-        more = [f"{f.label}: {said(f)}" for f in main[1:]]
+    for e in plan["experiments"]:
+        main = findings(plan, e, e["predicts"], store)
+        more = [f"{f.label}: {difference_text(f)}" for f in main[1:]]
         if "also" in e:
-            first = findings(listed, {**e, "arms": e["arms"][:1]}, e["also"], store)[0]
-            more.append(f"also claimed, {predicted(first.prediction)}: {said(first)}, {first.shown}")
-        failed = max(f.failed for f in main)
-        more += [f"{failed} runs failed"] if failed else []
+            first = findings(plan, {**e, "arms": e["arms"][:1]}, e["also"], store)[0]
+            more.append(
+                f"also claimed, {prediction_text(first.prediction)}: {difference_text(first)}, {first.verdict_text}"
+            )
+        failures = max(f.failed for f in main)
+        more += [f"{failures} runs failed"] if failures else []
         more += [f"known before: {e['known']}"] if "known" in e else []
         text = (
             f"- `{e['id']}` ([{e['arxiv']}](https://arxiv.org/abs/{e['arxiv']})): *{e['claim']}* "
@@ -320,23 +328,23 @@ def notes(listed: Mapping[str, Any], store: Mapping[Any, Any]) -> list[str]:
         )
         lines.append(" ".join(text.split()).rstrip("; ") + ".")
     lines += [
-        " ".join(f"- `{u['id']}`: *{u['claim']}* **{CANNOT}**: {u['why']}.".split()) for u in listed.get("untested", ())
+        " ".join(f"- `{u['id']}`: *{u['claim']}* **{CANNOT}**: {u['why']}.".split()) for u in plan.get("untested", ())
     ]
     return lines
 
 
-def page(listed: Mapping[str, Any], lists: Sequence[Mapping[str, Any]], store: Mapping[Any, Any]) -> str:
-    """docs/claims.md."""
-    verdicts: list[str] = [findings(listed, e, e["predicts"], store)[0].shown for e in listed["experiments"]]
-    verdicts += [CANNOT for _ in listed.get("untested", ())]
+def page(plan: Mapping[str, Any], lists: Sequence[Mapping[str, Any]], store: Mapping[Any, Any]) -> str:
+    """Return the text of docs/claims.md."""
+    verdicts: list[str] = [findings(plan, e, e["predicts"], store)[0].verdict_text for e in plan["experiments"]]
+    verdicts += [CANNOT for _ in plan.get("untested", ())]
     counts = ", ".join(f"{verdicts.count(v)} {v}" for v in (HELD, NOT_SEEN, CANNOT, "not run yet") if v in verdicts)
-    built_value, planned = runs_made(listed, store), len({(digest(k), s) for k, s in wanted([listed])})
-    commits = sorted(set(built_value.values()))
-    first = (
+    commit_by_run, n_planned = run_commits(plan, store), len({(digest(k), s) for k, s in list_runs([plan])})
+    commits = sorted(set(commit_by_run.values()))
+    intro = (
         "prints the table below from the runs in `studies/runs.jsonl.gz`; `--run` makes what is missing. Of "
         f"{len(verdicts)} claims: {counts}. The list (`studies/claims.yaml`: claim, arms, measure, prediction, rule of "
-        f"the verdict) was committed as {committed(LIST)}, before any of its runs, of which {len(built_value)} of "
-        f"{planned} are there"
+        f"the verdict) was committed as {commit_of(LIST)}, before any of its runs, of which {len(commit_by_run)} of "
+        f"{n_planned} are there"
     )
     return "\n".join(
         [
@@ -346,7 +354,7 @@ def page(listed: Mapping[str, Any], lists: Sequence[Mapping[str, Any]], store: M
             "python scripts/claims.py",
             "```",
             "",
-            first + (f" (at {', '.join(commits)})." if commits else "."),
+            intro + (f" (at {', '.join(commits)})." if commits else "."),
             "",
             "A policy of this size, on sums and frozen lakes, can show that a mechanism works, not that it does not "
             "elsewhere. *Not seen here* says that the interval holds no difference on the claimed side, *can't be "
@@ -354,11 +362,11 @@ def page(listed: Mapping[str, Any], lists: Sequence[Mapping[str, Any]], store: M
             "exist here. Differences are of the arm less the base, paired by seed and held-out task, equal budgets; "
             "ratios are what the base spends over what the arm spends until the target. One learning rate each.",
             "",
-            *table(listed, store),
+            *table(plan, store),
             "",
             "## Claims, settings, experiments",
             "",
-            *notes(listed, store),
+            *notes(plan, store),
             "",
             "## Was the order foreseeable?",
             "",
@@ -370,11 +378,11 @@ def page(listed: Mapping[str, Any], lists: Sequence[Mapping[str, Any]], store: M
     )
 
 
-def committed(path: Path) -> str:
-    """The commit that added a file, with its date; `not yet` where there is none."""
-    requests = ["git", "log", "--diff-filter=A", "--format=%h (%cs)", "--", str(path)]
-    got = subprocess.run(requests, capture_output=True, text=True, cwd=HERE, check=False)
-    return (got.stdout.strip().splitlines() or ["not yet"])[-1]
+def commit_of(path: Path) -> str:
+    """Return the commit that added a file, with its date; `not yet` where there is none."""
+    command = ["git", "log", "--diff-filter=A", "--format=%h (%cs)", "--", str(path)]
+    log = subprocess.run(command, capture_output=True, text=True, cwd=HERE, check=False)
+    return (log.stdout.strip().splitlines() or ["not yet"])[-1]
 
 
 def main() -> None:
@@ -384,15 +392,15 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--write", action="store_true", help="write docs/claims.md")
     arguments = parser.parse_args()
-    listed = read_list(LIST)
-    lists = [listed, *(read_list(path) for path in OTHERS if path.exists())]
+    plan = read_list(LIST)
+    lists = [plan, *(read_list(path) for path in OTHERS if path.exists())]
     if arguments.run:
-        left = run([listed], hours=arguments.hours, workers=arguments.workers, folder=HERE / "runs" / "studies")
-        print(f"{left} runs are still missing; the same command goes on" if left else "all runs are there")
+        n_missing = run([plan], hours=arguments.hours, workers=arguments.workers, folder=HERE / "runs" / "studies")
+        print(f"{n_missing} runs are still missing; the same command goes on" if n_missing else "all runs are there")
     store = with_former(read_store(STORE))
-    print("\n".join([*table(listed, store), "", *correlations(lists, store)]))
+    print("\n".join([*table(plan, store), "", *correlations(lists, store)]))
     if arguments.write:
-        PAGE.write_text(page(listed, lists, store))
+        PAGE.write_text(page(plan, lists, store))
 
 
 if __name__ == "__main__":

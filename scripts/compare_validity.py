@@ -48,19 +48,23 @@ class Runs:
     area: Floats
 
 
-def read_runs(listed: Path, store: Path) -> Runs:
-    """The runs of the first experiment of a list. TooFewRuns where the store lacks some."""
-    plan = read_list(listed)
+def read_runs(path: Path, store: Path) -> Runs:
+    """Read the runs of the first experiment of a list. Raises TooFewRuns where the store lacks some."""
+    plan = read_list(path)
     experiment = plan["experiments"][0]
     setting, arms, seeds = next(iter(sides(plan, experiment)))
-    name, rows = digest(keys_of(setting, arms[0])), with_former(read_store(store))
-    actual = [rows[name, seed] for seed in range(seeds) if (name, seed) in rows and not rows[name, seed]["trouble"]]
-    if len(actual) < seeds:
+    name, row_by_run = digest(keys_of(setting, arms[0])), with_former(read_store(store))
+    rows = [
+        row_by_run[name, seed]
+        for seed in range(seeds)
+        if (name, seed) in row_by_run and not row_by_run[name, seed]["trouble"]
+    ]
+    if len(rows) < seeds:
         raise TooFewRuns(
-            f"{store} has {len(actual)} of the {seeds} runs of {experiment['id']}: python scripts/study.py {listed} "
+            f"{store} has {len(rows)} of the {seeds} runs of {experiment['id']}: python scripts/study.py {path} "
             "makes the others"
         )
-    results = [result_of(row, arms[0]["label"]) for row in actual]
+    results = [result_of(row, arms[0]["label"]) for row in rows]
     if not all(r.after for r in results):
         raise TooFewRuns(f"{store}: a run of {experiment['id']} has no verdicts by task")
     unit, amount = next(iter(setting["budget"].items()))
@@ -71,22 +75,22 @@ def read_runs(listed: Path, store: Path) -> Runs:
     )
 
 
-def splits(n: int, seeds: int, many: int, key: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Two sides of `seeds` runs each, drawn from n without replacement, so many times."""
+def splits(n: int, seeds: int, n_splits: int, key: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Draw two sides of `seeds` runs each from n without replacement, `n_splits` times."""
     rng = np.random.default_rng(key)
-    for _ in range(many):
+    for _ in range(n_splits):
         order = rng.permutation(n)
         yield order[:seeds], order[seeds : 2 * seeds]
 
 
-def flipped(right: Floats, share: float, key: int) -> Floats:
-    """Verdicts with a share of the wrong ones turned right, each by itself."""
+def flip_verdicts(right: Floats, share: float, key: int) -> Floats:
+    """Turn a share of the wrong verdicts right, each by itself."""
     rng = np.random.default_rng(key)
     return np.where((right == 0) & (rng.random(right.shape) < share), 1.0, right)
 
 
 def coverage(estimates: Sequence[Estimate]) -> dict[str, float]:
-    """Share of intervals that hold 0, and their mean half-width."""
+    """Return the share of intervals that hold 0, and their mean half-width."""
     return {
         "coverage": float(np.mean([e.holds_zero for e in estimates])),
         "half_width": float(np.mean([(e.high - e.low) / 2 for e in estimates])),
@@ -94,15 +98,17 @@ def coverage(estimates: Sequence[Estimate]) -> dict[str, float]:
 
 
 def components(spreads: Sequence[Spread]) -> tuple[float, float]:
-    """Standard deviation from seed to seed, and the standard error that tasks leave, over several spreads."""
+    """Return the standard deviation from seed to seed, and the standard error that tasks leave, over several
+    spreads."""
     by_seed = float(np.mean([s.by_seed * s.seeds for s in spreads]))
     return math.sqrt(by_seed), math.sqrt(float(np.mean([0.0 if math.isnan(s.by_task) else s.by_task for s in spreads])))
 
 
-def planted(
-    spread: Callable[[float, NDArray[np.int64], NDArray[np.int64], int], Spread], n: int, seeds: int, many: int
+def plant_difference(
+    spread: Callable[[float, NDArray[np.int64], NDArray[np.int64], int], Spread], n: int, seeds: int, n_splits: int
 ) -> dict[str, float | int | None]:
-    """A difference of the size that `seeds` find with 80% power, and the share of splits in which it is found.
+    """Plant a difference of the size that `seeds` find with 80% power, and return the share of splits in which it is
+    found.
 
     spread  (size, runs of the changed side, runs of the other, key) -> spread of the paired difference
     """
@@ -111,31 +117,31 @@ def planted(
         pilots = [spread(size, a, b, i) for i, (a, b) in enumerate(splits(n, n // 2, PILOTS, 1))]
         sd, by_task = components(pilots)
         size = resolvable(sd, seeds, by_task)
-    actual = [spread(size, a, b, 1000 + i).estimate() for i, (a, b) in enumerate(splits(n, seeds, many, 2))]
+    estimates = [spread(size, a, b, 1000 + i).estimate() for i, (a, b) in enumerate(splits(n, seeds, n_splits, 2))]
     return {
         "difference": size,
         "sd": sd,
         "error_of_tasks": by_task,
         "seeds_predicted": seeds_needed(size, sd, by_task),
         "seeds": seeds,
-        "found": float(np.mean([e.low > 0 for e in actual])),
-        "mean_seen": float(np.mean([e.mean for e in actual])),
+        "found": float(np.mean([e.low > 0 for e in estimates])),
+        "mean_seen": float(np.mean([e.mean for e in estimates])),
     }
 
 
-def validity(runs: Runs, *, many: int = 200, seeds: int = 10) -> dict[str, Any]:
-    """Coverage over random halves, and planted differences found with `seeds` on each side.
+def validity(runs: Runs, *, n_splits: int = 200, seeds: int = 10) -> dict[str, Any]:
+    """Measure coverage over random halves, and how many planted differences are found with `seeds` on each side.
 
     Raises TooFewRuns for fewer than 2 `seeds` runs, or fewer than 8.
     """
     n, tasks = runs.right.shape
     if n < max(8, 2 * seeds):
         raise TooFewRuns(f"{n} runs can't be split into two sides of {max(4, seeds)}: make more")
-    halves = list(splits(n, n // 2, many, 0))
-    wrong = float(np.mean(runs.right == 0))
+    halves = list(splits(n, n // 2, n_splits, 0))
+    wrong_share = float(np.mean(runs.right == 0))
 
     def by_flips(size: float, a: NDArray[np.int64], b: NDArray[np.int64], key: int) -> Spread:
-        return crossed_spread(flipped(runs.right[a], size / wrong, key) - runs.right[b])
+        return crossed_spread(flip_verdicts(runs.right[a], size / wrong_share, key) - runs.right[b])
 
     def by_shift(size: float, a: NDArray[np.int64], b: NDArray[np.int64], key: int) -> Spread:
         del key
@@ -144,13 +150,16 @@ def validity(runs: Runs, *, many: int = 200, seeds: int = 10) -> dict[str, Any]:
     return {
         "runs": n,
         "tasks": tasks,
-        "splits": many,
+        "splits": n_splits,
         "pairs": n // 2,
         "mean": float(runs.right.mean()),
         "sd": float(runs.right.mean(axis=1).std(ddof=1)),
         "end": coverage([by_flips(0.0, a, b, 0).estimate() for a, b in halves]),
         "area": coverage([by_shift(0.0, a, b, 0).estimate() for a, b in halves]),
-        "planted": {"end": planted(by_flips, n, seeds, many), "area": planted(by_shift, n, seeds, many)},
+        "planted": {
+            "end": plant_difference(by_flips, n, seeds, n_splits),
+            "area": plant_difference(by_shift, n, seeds, n_splits),
+        },
     }
 
 
@@ -164,7 +173,7 @@ def main() -> None:
     try:
         print(
             json.dumps(
-                validity(read_runs(arguments.list, arguments.store), many=arguments.splits, seeds=arguments.seeds),
+                validity(read_runs(arguments.list, arguments.store), n_splits=arguments.splits, seeds=arguments.seeds),
                 indent=1,
             )
         )

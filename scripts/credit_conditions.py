@@ -41,11 +41,13 @@ class World:
         last = (torch.arange(counts) >= self.needed).to(right).expand(*right.shape[:-2], counts)
         values, advantages = [last], []
         for t in reversed(range(self.turns)):
-            later = values[0]
-            more = torch.cat([later[..., 1:], later[..., -1:]], -1)  # the number right goes up by one
-            better = more if self.decides(t) else later
-            value = right[..., t, :] * better + (1 - right[..., t, :]) * later
-            advantages.insert(0, torch.stack([later - value, better - value], -1))
+            next_value = values[0]
+            next_value_right = torch.cat(
+                [next_value[..., 1:], next_value[..., -1:]], -1
+            )  # the number right goes up by one
+            value_right = next_value_right if self.decides(t) else next_value
+            value = right[..., t, :] * value_right + (1 - right[..., t, :]) * next_value
+            advantages.insert(0, torch.stack([next_value - value, value_right - value], -1))
             values.insert(0, value)
         return torch.stack(values, -2), torch.stack(advantages, -3)
 
@@ -60,7 +62,7 @@ class Episodes:
     success: Tensor
 
     def forest(self) -> gxpo.Forest:
-        """One group a run."""
+        """Build a forest with one group a run."""
         records = []
         moves = torch.stack([self.action, self.count, self.look], -1).tolist()
         for b, g in torch.cartesian_prod(*map(torch.arange, self.success.shape)).tolist():
@@ -68,21 +70,21 @@ class Episodes:
                 {"action": [action], "state": f"{t}/{count}/{look}", "reward": 0.0}
                 for t, (action, count, look) in enumerate(moves[b][g])
             ]
-            won = bool(self.success[b, g])
-            turns[-1]["reward"] = float(won)
+            is_success = bool(self.success[b, g])
+            turns[-1]["reward"] = float(is_success)
             record = {"schema": "gxpo.rollouts/1", "group": str(b), "id": f"{b}/{g}", "prompt": [0], "turns": turns}
-            records.append({**record, "reward": float(won), "success": won})
+            records.append({**record, "reward": float(is_success), "success": is_success})
         return gxpo.Forest.from_records(records)
 
 
-def sampled(world: World, right: Tensor, generator: torch.Generator) -> Episodes:
-    """`members` episodes of each run; right [runs, turns, counts]."""
+def sample_episodes(world: World, right: Tensor, generator: torch.Generator) -> Episodes:
+    """Sample `members` episodes of each run; right [runs, turns, counts]."""
     runs = torch.arange(len(right)).unsqueeze(1)
     count = torch.zeros(len(right), world.members, dtype=torch.int64)
     actions, counts = [], []
     for t in range(world.turns):
-        drawn_shape = torch.rand(count.shape, generator=generator, dtype=torch.float64)
-        actions.append((drawn_shape < right[runs, t, count]).long())
+        uniform = torch.rand(count.shape, generator=generator, dtype=torch.float64)
+        actions.append((uniform < right[runs, t, count]).long())
         counts.append(count)
         count = count + actions[-1] * world.decides(t)
     look = torch.randint(world.looks, (*count.shape, world.turns), generator=generator)
@@ -91,48 +93,47 @@ def sampled(world: World, right: Tensor, generator: torch.Generator) -> Episodes
 
 @dataclass(frozen=True)
 class Steps:
-    """What one step of all runs has: `place` indexes [runs, turns, counts], `truth` [S] is the true advantage of each
-    step and `known` the outcome less the true value of its state; `sign` is 1 where the action was right, else -1."""
+    """The steps of all runs: `place` indexes [runs, turns, counts], `truth` [S] is the true advantage of each step and
+    `residual` the outcome less the true value of its state; `sign` is 1 where the action was right, else -1."""
 
     place: tuple[Tensor, Tensor, Tensor]
     episodes: Episodes
     value: Tensor
     truth: Tensor
-    known: Tensor
+    residual: Tensor
     sign: Tensor
 
     @classmethod
-    def drawn(cls, world: World, right: Tensor, generator: torch.Generator) -> Steps:
+    def draw(cls, world: World, right: Tensor, generator: torch.Generator) -> Steps:
         value, advantage = world.values(right)
-        episodes = sampled(world, right, generator)
+        episodes = sample_episodes(world, right, generator)
         runs = torch.arange(len(right))[:, None, None].expand_as(episodes.action)
         place = (runs, torch.arange(world.turns).expand_as(episodes.action), episodes.count)
-        known_unsqueeze = episodes.success.double().unsqueeze(-1) - value[place]
+        residuals = episodes.success.double().unsqueeze(-1) - value[place]
         sign = (2 * episodes.action - 1).double()
-        return cls(
-            place, episodes, value, advantage[(*place, episodes.action)].flatten(), known_unsqueeze.flatten(), sign
-        )
+        return cls(place, episodes, value, advantage[(*place, episodes.action)].flatten(), residuals.flatten(), sign)
 
     def credit(self, method: str, forest: gxpo.Forest) -> Tensor:
-        """[S]; "exact" is the truth itself, "known_value" what a perfect value of the state leaves of the outcome."""
+        """Return the credit [S] of a method; "exact" is the truth itself, "known_value" what a perfect value of the
+        state leaves of the outcome."""
         if method in ("exact", "known_value"):
-            return self.truth if method == "exact" else self.known
+            return self.truth if method == "exact" else self.residual
         return on_turns(forest, gxpo.method(method).credit(forest, {}, 0))
 
     def slope(self, credit: Tensor, right: Tensor) -> Tensor:
-        """[runs, turns, counts]: d/d logit of the mean over a run's steps of credit * log policy."""
-        moved = credit.view_as(self.sign) * (self.sign > 0).double().sub(right[self.place])
-        return torch.zeros_like(right).index_put_(self.place, moved, accumulate=True) / self.sign[0].numel()
+        """Return d/d logit [runs, turns, counts] of the mean over a run's steps of credit * log policy."""
+        terms = credit.view_as(self.sign) * (self.sign > 0).double().sub(right[self.place])
+        return torch.zeros_like(right).index_put_(self.place, terms, accumulate=True) / self.sign[0].numel()
 
 
-def measured(world: World, groups: int = 400) -> dict[str, Any]:
-    """Under the policy that throws a coin. Of each credit: `rank`, its rank correlation with the true advantage of the
-    steps; `worth`, how many groups of GRPO's one group is worth: with g a group's gradient and u the direction of the
-    exact one, (u E g)^2 / tr cov g over that of grpo."""
+def measure_credits(world: World, groups: int = 400) -> dict[str, Any]:
+    """Measure each credit under the policy that throws a coin: `rank`, its rank correlation with the true advantage of
+    the steps; `worth`, how many groups of GRPO's one group is worth: with g a group's gradient and u the direction of
+    the exact one, (u E g)^2 / tr cov g over that of grpo."""
     right = torch.full((groups, world.turns, world.turns + 2), 0.5, dtype=torch.float64)
-    steps = Steps.drawn(world, right, torch.Generator().manual_seed(0))
+    steps = Steps.draw(world, right, torch.Generator().manual_seed(0))
     forest = steps.episodes.forest()
-    won = steps.episodes.success.double()
+    wins = steps.episodes.success.double()
     exact = _exact_slope(world, right[:1])
     rank, signal = {}, {}
     for method in CREDITS:
@@ -143,7 +144,7 @@ def measured(world: World, groups: int = 400) -> dict[str, Any]:
         signal[method] = along**2 / float(slopes.var(0).sum())
     return {
         "success": round(float(steps.value[0, 0, 0]), 3),
-        "silent": round(float((won.mean(1) % 1 == 0).double().mean()), 3),
+        "silent": round(float((wins.mean(1) % 1 == 0).double().mean()), 3),
         "overlap": round(overlap(forest), 3),
         "rank": rank,
         "worth": {m: round(s / signal["grpo"], 2) for m, s in signal.items()},
@@ -151,7 +152,7 @@ def measured(world: World, groups: int = 400) -> dict[str, Any]:
 
 
 def _exact_slope(world: World, right: Tensor) -> Tensor:
-    """The unit vector along the derivative of the probability of success by the logits."""
+    """Return the unit vector along the derivative of the probability of success by the logits."""
     logit = right.logit().requires_grad_()
     (slope,) = torch.autograd.grad(world.values(logit.sigmoid())[0][0, 0, 0], logit)
     return (slope / slope.norm()).flatten()
@@ -176,9 +177,9 @@ def main() -> None:
             f"\n{name}; of each credit: rank, worth\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True
         )
         for world in worlds:
-            actual = {**vars(world), **measured(world)}
-            actual |= {m: f"{actual['rank'][m]:.2f}, {actual['worth'][m]:.2f}" for m in CREDITS}
-            print("| " + " | ".join(str(actual[c]) for c in columns) + " |", flush=True)
+            row = {**vars(world), **measure_credits(world)}
+            row |= {m: f"{row['rank'][m]:.2f}, {row['worth'][m]:.2f}" for m in CREDITS}
+            print("| " + " | ".join(str(row[c]) for c in columns) + " |", flush=True)
 
 
 if __name__ == "__main__":

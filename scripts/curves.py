@@ -25,31 +25,31 @@ from gxpo.training.train import resume, train
 SEEDS = (0, 1, 2)
 
 
-def run_or_go_on(path: Path, given: dict[str, Stated], steps: int) -> None:
+def train_or_resume(path: Path, settings: dict[str, Stated], steps: int) -> None:
     """Finish the run in `path`, from its checkpoint where it has one."""
-    lines = path / "evaluations.jsonl"
-    done = lines.is_file() and any(json.loads(line)["step"] == steps for line in lines.read_text().splitlines())
-    if done:
+    file = path / "evaluations.jsonl"
+    is_done = file.is_file() and any(json.loads(line)["step"] == steps for line in file.read_text().splitlines())
+    if is_done:
         return
     with Progress(every=10) as progress:
-        output = {"callbacks": [progress], "watch": progress.interrupts, "progress": "none"}
+        options = {"callbacks": [progress], "watch": progress.interrupts, "progress": "none"}
         if (path / "checkpoints").is_dir() and any((path / "checkpoints").glob("step-*")):
-            run: Run = resume(path, **output)
+            run: Run = resume(path, **options)
         else:
-            run = train(resolved=config.resolve(given), out=path, **output)
+            run = train(resolved=config.resolve(settings), out=path, **options)
     progress.close(run)
     if run.trainer.step_number < steps:
         sys.exit("stopped; the same command goes on")
 
 
 def verdicts(path: Path, step: int) -> list[float]:
-    """Each held-out task's verdict after a step."""
+    """Read each held-out task's verdict after a step."""
     table: dict[str, float] = json.loads((path / "evaluations" / f"step-{step:06d}.json").read_text())
     return [table[k] for k in sorted(table)]
 
 
 def gains(paths: list[Path], steps: int) -> tuple[list[float], tuple[float, float]]:
-    """The gain of each run, and the 95% interval of their mean over held-out tasks."""
+    """Return the gain of each run, and the 95% interval of their mean over held-out tasks."""
     before, after = [verdicts(p, 0) for p in paths], [verdicts(p, steps) for p in paths]
     per_task = [
         sum(a[i] - b[i] for a, b in zip(after, before, strict=True)) / len(paths) for i in range(len(before[0]))
@@ -70,10 +70,10 @@ def main() -> None:
         paths = []
         for seed in SEEDS:
             path = arguments.out / f"{kind}-seed{seed}"
-            given_demo_settings = demo_settings(seed=seed, method=arguments.method, steps=arguments.steps)
-            given_demo_settings["scoring.shuffle"] = Stated(shuffled, "curves")
-            steps = config.resolve(given_demo_settings).settings.trainer.steps
-            run_or_go_on(path, given_demo_settings, steps)
+            settings = demo_settings(seed=seed, method=arguments.method, steps=arguments.steps)
+            settings["scoring.shuffle"] = Stated(shuffled, "curves")
+            steps = config.resolve(settings).settings.trainer.steps
+            train_or_resume(path, settings, steps)
             rows = [json.loads(line) for line in (path / "evaluations.jsonl").read_text().splitlines()]
             series[f"{kind}, seed {seed}"] = [(r["step"], r["eval_accuracy"]) for r in rows]
             print(
@@ -81,22 +81,23 @@ def main() -> None:
                 f"{rows[-1]['eval_tasks']:.0f} tasks (95% {rows[-1]['eval_low']:.3f} to {rows[-1]['eval_high']:.3f})"
             )
             paths.append(path)
-        each, (low, high) = gains(paths, steps)
-        mean = sum(each) / len(each)
+        run_gains, (low, high) = gains(paths, steps)
+        mean = sum(run_gains) / len(run_gains)
         print(
-            f"{kind}: gains {', '.join(f'{g:+.3f}' for g in each)}; mean {mean:+.3f} "
+            f"{kind}: gains {', '.join(f'{g:+.3f}' for g in run_gains)}; mean {mean:+.3f} "
             f"(95% over tasks {low:+.3f} to {high:+.3f})"
         )
-        over_seeds = mean_interval(each)
+        seed_interval = mean_interval(run_gains)
         print(
-            f"{kind}: 95% interval of the mean gain over seeds (t, n = 3) {over_seeds[0]:+.3f} to {over_seeds[1]:+.3f}"
+            f"{kind}: 95% interval of the mean gain over seeds (t, n = 3) {seed_interval[0]:+.3f} "
+            f"to {seed_interval[1]:+.3f}"
         )
-        summary[kind] = {"gains": each, "mean": mean, "low": low, "high": high, "over_seeds": over_seeds}
+        summary[kind] = {"gains": run_gains, "mean": mean, "low": low, "high": high, "over_seeds": seed_interval}
     arguments.picture.parent.mkdir(parents=True, exist_ok=True)
     title = f"held-out accuracy, {arguments.method}, {len(SEEDS)} seeds"
-    control = [name for name in series if name.startswith("shuffled")]
+    controls = [name for name in series if name.startswith("shuffled")]
     picture = svg_chart(
-        series, title=title, y_label="greedy accuracy", dashed=control, y_range=(0, 1), width=720, height=340
+        series, title=title, y_label="greedy accuracy", dashed=controls, y_range=(0, 1), width=720, height=340
     )
     arguments.picture.write_text(picture)
     print(json.dumps(summary))

@@ -75,48 +75,48 @@ class Figures:
     device: str
     toy: bool
     deadline: float
-    known: dict[str, dict[str, Any]] = field(default_factory=dict)
+    row_by_name: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.path.exists():
             rows = [json.loads(line) for line in self.path.read_text().splitlines()]
-            self.known = {row["name"]: row for row in rows if "error" not in row}
+            self.row_by_name = {row["name"]: row for row in rows if "error" not in row}
 
     def take(self, name: str, measure: Measure) -> None:
-        """Measures what the file has no figure of; a failure is written down as an error, and tried again next time."""
-        if name in self.known:
+        """Measure what the file has no figure of; a failure is written down as an error, and tried again next time."""
+        if name in self.row_by_name:
             print(f"{name}: already measured", flush=True)
             return
         if time.monotonic() > self.deadline:
             raise OutOfTime
         start = time.monotonic()
         try:
-            actual = dict(measure())
+            figure = dict(measure())
         except OutOfTime:
             raise
         except Exception as error:  # whatever it is, it costs this figure alone
-            actual = {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+            figure = {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
             if "out of memory" in str(error).lower():
-                actual = {"out_of_memory": True}  # a figure too: this shape does not fit
+                figure = {"out_of_memory": True}  # a figure too: this shape does not fit
             elif any(sign in str(error) for sign in LOST):
-                self.write(name, actual, time.monotonic() - start)
+                self.write(name, figure, time.monotonic() - start)
                 raise DeviceLost(name) from error
         if (functions := functions_of(self.device)) is not None:
             functions.empty_cache()
-        self.write(name, actual, time.monotonic() - start)
+        self.write(name, figure, time.monotonic() - start)
 
-    def write(self, name: str, found: Mapping[str, Any], seconds: float) -> None:
-        row = {"name": name, **found, "measured_in_s": round(seconds, 1), **machine(self.device)}
+    def write(self, name: str, figure: Mapping[str, Any], seconds: float) -> None:
+        row = {"name": name, **figure, "measured_in_s": round(seconds, 1), **machine(self.device)}
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self.known |= {} if "error" in found else {name: row}
-        print(f"{name}: {json.dumps(found)}", flush=True)
+        self.row_by_name |= {} if "error" in figure else {name: row}
+        print(f"{name}: {json.dumps(figure)}", flush=True)
 
 
 def machine(device: str) -> dict[str, str]:
-    """What figures depend on."""
+    """Name the device and the version of torch, on which figures depend."""
     functions = functions_of(device)
     name = "CPU" if functions is None else functions.get_device_name()
     return {"device": name, "torch": torch.__version__}
@@ -124,61 +124,63 @@ def machine(device: str) -> dict[str, str]:
 
 # ---------------------------------------------------------------- a: tests
 def tests(figures: Figures) -> None:
-    """`tests/learning/test_device.py` on the device; on a GPU also two training steps of every method."""
-    chosen = ["tests/learning/test_device.py"]
+    """Run `tests/learning/test_device.py` on the device; on a GPU also two training steps of every method."""
+    selection = ["tests/learning/test_device.py"]
     if figures.toy:
-        chosen = ["tests/learning/test_device.py::test_packed_equals_flat"]
-    run_pytest(figures, chosen)
+        selection = ["tests/learning/test_device.py::test_packed_equals_flat"]
+    run_pytest(figures, selection)
     if not figures.toy:
         run_pytest(figures, ["tests/methods/test_training_steps.py", "-k", "trains_two_steps"])
 
 
 def run_pytest(figures: Figures, arguments: list[str]) -> None:
-    """A figure for each test; those that the file has as passed are not run again."""
-    left = figures.deadline - time.monotonic()
-    if left <= 0:
+    """Write a figure for each test; those that the file has as passed are not run again."""
+    seconds_left = figures.deadline - time.monotonic()
+    if seconds_left <= 0:
         raise OutOfTime
-    passed = [name.partition(":")[2] for name in figures.known if name.startswith("tests:")]
+    passed_tests = [name.partition(":")[2] for name in figures.row_by_name if name.startswith("tests:")]
     environment = {**os.environ, "GXPO_TEST_DEVICE": figures.device, "PYTHONPATH": str(ROOT / "src")}
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        skip = [x for name in passed for x in ("--deselect", name)]
+        skip = [x for name in passed_tests for x in ("--deselect", name)]
         command = [sys.executable, "-m", "pytest", "-q", "--tb=line", f"--junitxml={report}", *arguments, *skip]
         start = time.monotonic()
         try:
-            done = subprocess.run(command, cwd=ROOT, env=environment, timeout=left, capture_output=True, text=True)
+            process = subprocess.run(
+                command, cwd=ROOT, env=environment, timeout=seconds_left, capture_output=True, text=True
+            )
         except subprocess.TimeoutExpired:
             raise OutOfTime from None
-        print(done.stdout[-3000:], flush=True)
+        print(process.stdout[-3000:], flush=True)
         if not report.exists():
-            figures.write(f"tests:{arguments[0]}", {"error": done.stdout[-300:] + done.stderr[-300:]}, 0.0)
+            figures.write(f"tests:{arguments[0]}", {"error": process.stdout[-300:] + process.stderr[-300:]}, 0.0)
             return
         for case in ElementTree.parse(report).iter("testcase"):
             failure = next((x for x in case if x.tag in ("failure", "error")), None)
             where = case.get("classname", "").replace(".", "/")
-            actual = {"passed": True} if failure is None else {"error": str(failure.get("message"))[:300]}
-            figures.write(f"tests:{where}.py::{case.get('name')}", actual, float(case.get("time", 0.0)))
+            figure = {"passed": True} if failure is None else {"error": str(failure.get("message"))[:300]}
+            figures.write(f"tests:{where}.py::{case.get('name')}", figure, float(case.get("time", 0.0)))
         print(f"{time.monotonic() - start:.0f} s", flush=True)
 
 
 # ---------------------------------------------------------------- b: runs that learn
 def learn(figures: Figures) -> None:
-    """The demo and FrozenLake as their examples say, and a run that was stopped and resumed."""
+    """Train the demo and FrozenLake as their examples say, and a run that is stopped and resumed."""
     for name in ("arithmetic", "frozenlake_gigpo"):
-        figures.take(f"learn:{name}", lambda name=name: training(name, figures))
-    figures.take("learn:resume", lambda: resumed(figures))
+        figures.take(f"learn:{name}", lambda name=name: train_example(name, figures))
+    figures.take("learn:resume", lambda: compare_resumed(figures))
 
 
-def training(name: str, figures: Figures) -> dict[str, Any]:
+def train_example(name: str, figures: Figures) -> dict[str, Any]:
     import gxpo
     from gxpo.parts.definition import Stated
     from gxpo.training import config
 
-    given_config = config.read(ROOT / "examples" / f"{name}.yaml")
+    settings = config.read(ROOT / "examples" / f"{name}.yaml")
     sets: dict[str, Any] = {"learner.device": figures.device}
     if figures.toy:
         sets |= {"model": "tiny:cold", "trainer.steps": 2, "tasks.per_step": 2, "eval.tasks": 4, "eval.every": 0}
-    resolved = config.resolve(given_config | {k: Stated(v, "gpu") for k, v in sets.items()})
+    resolved = config.resolve(settings | {k: Stated(v, "gpu") for k, v in sets.items()})
     with tempfile.TemporaryDirectory() as folder:
         run = gxpo.train(resolved=resolved, out=Path(folder) / "run")
         first, last = run.evaluations[0], run.evaluations[-1]
@@ -191,8 +193,8 @@ def training(name: str, figures: Figures) -> dict[str, Any]:
     }
 
 
-def resumed(figures: Figures) -> dict[str, Any]:
-    """Whether six steps, and three resumed to six, end with the same parameters on this device."""
+def compare_resumed(figures: Figures) -> dict[str, Any]:
+    """Check that six steps, and three resumed to six, end with the same parameters on this device."""
     import gxpo
     from gxpo.training.train import resume
 
@@ -200,13 +202,12 @@ def resumed(figures: Figures) -> dict[str, Any]:
             "sampling.max_new_tokens": 8, "trainer.checkpoint_every": 3}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         task = ("tiny:cold", "arithmetic", "grpo")
-        full_train = gxpo.train(*task, 6, even, out=Path(folder) / "whole", set=keys)
-        stop = gxpo.train(*task, 6, even, out=Path(folder) / "part", set=keys,
-                          watch=lambda row: row["step"] == 3)  # fmt: skip
-        part = resume(stop.path, reward=even)
-        one, other = full_train.trainer.learner.snapshot(), part.trainer.learner.snapshot()
-        away = max(float((one[n] - other[n]).abs().max()) for n in one)
-    return {"equal_bits": away == 0.0, "largest_difference": away}
+        whole_run = gxpo.train(*task, 6, even, out=Path(folder) / "whole", set=keys)
+        cut_run = gxpo.train(*task, 6, even, out=Path(folder) / "part", set=keys, watch=lambda row: row["step"] == 3)
+        resumed_run = resume(cut_run.path, reward=even)
+        parameters, resumed_parameters = whole_run.trainer.learner.snapshot(), resumed_run.trainer.learner.snapshot()
+        largest_gap = max(float((parameters[n] - resumed_parameters[n]).abs().max()) for n in parameters)
+    return {"equal_bits": largest_gap == 0.0, "largest_difference": largest_gap}
 
 
 @dataclass(frozen=True)
@@ -237,26 +238,27 @@ PARTS: Mapping[str, Part] = {  # by how much depends on them: wrong numbers firs
 # ---------------------------------------------------------------- all parts, each in a process of its own
 def run_all(out: Path, device: str, *, toy: bool, minutes: float, parts: Mapping[str, float]) -> int:
     """Run parts one after the other, each within its minutes and what is left of `minutes`; 1: one of them failed."""
-    end, failed = time.monotonic() + 60 * minutes, []
+    deadline, failed_parts = time.monotonic() + 60 * minutes, []
     for name, most in parts.items():
-        left = end - time.monotonic()
-        if left < LEAST:
-            print(f"{name}: not begun, {left:.0f} s are left: run it again, and it goes on", flush=True)
+        seconds_left = deadline - time.monotonic()
+        if seconds_left < LEAST:
+            print(f"{name}: not begun, {seconds_left:.0f} s are left: run it again, and it goes on", flush=True)
             break
-        seconds = min(60 * most, left)
+        seconds = min(60 * most, seconds_left)
         command = [sys.executable, __file__, name, "--out", out, "--device", device, "--minutes", seconds / 60]
-        problem = in_process([*map(str, command), *(["--toy"] if toy else [])], min(seconds + GRACE, left))
+        problem = run_process([*map(str, command), *(["--toy"] if toy else [])], min(seconds + GRACE, seconds_left))
         if problem is not None:
-            failed.append(name)
+            failed_parts.append(name)
         # written for the CPU, as the device may be gone
         outcome = {"ended": True} if problem is None else {"error": problem}
-        Figures(out, "cpu", toy, end).write(f"part:{name}", outcome, left - (end - time.monotonic()))
+        Figures(out, "cpu", toy, deadline).write(f"part:{name}", outcome, seconds_left - (deadline - time.monotonic()))
     print(f"{out}: python {Path(__file__).name} table --out {out} prints it", flush=True)
-    return 1 if failed else 0
+    return 1 if failed_parts else 0
 
 
-def in_process(command: list[str], seconds: float) -> str | None:
-    """Run a command in a group of its own and kill all of it after so long; what went wrong, None if nothing did."""
+def run_process(command: list[str], seconds: float) -> str | None:
+    """Run a command in a group of its own and kill all of it after so long; return what went wrong, None if nothing
+    did."""
     process = subprocess.Popen(command, start_new_session=True)
     try:
         code = process.wait(timeout=seconds)
@@ -273,17 +275,19 @@ def in_process(command: list[str], seconds: float) -> str | None:
 
 # ---------------------------------------------------------------- the table
 def table(path: Path) -> str:
-    """The figures of a file as Markdown: machine, then a row for each figure, failures last."""
+    """Format the figures of a file as Markdown: machine, then a row for each figure, failures last."""
     rows = {row["name"]: row for row in map(json.loads, path.read_text().splitlines())}
-    measured = {n: row for n, row in rows.items() if "error" not in row and not n.startswith("part:")}
-    machines = sorted({f"{row['device']}, torch {row['torch']}" for row in measured.values()})
-    lines = [f"gxpo on {'; '.join(machines) or 'no device'}: {len(measured)} figures", "", "| figure | |", "|---|---|"]
-    tests_passed = [name for name in measured if name.startswith("tests:")]
-    if tests_passed:
-        lines.append(f"| tests | {len(tests_passed)} passed |")
-    for name, row in measured.items():
-        if name not in tests_passed:
-            lines.append(f"| {name} | {', '.join(f'{k} {short(v)}' for k, v in row.items() if k not in LEFT_OUT)} |")
+    good_rows = {n: row for n, row in rows.items() if "error" not in row and not n.startswith("part:")}
+    machines = sorted({f"{row['device']}, torch {row['torch']}" for row in good_rows.values()})
+    lines = [f"gxpo on {'; '.join(machines) or 'no device'}: {len(good_rows)} figures", "", "| figure | |", "|---|---|"]
+    test_names = [name for name in good_rows if name.startswith("tests:")]
+    if test_names:
+        lines.append(f"| tests | {len(test_names)} passed |")
+    for name, row in good_rows.items():
+        if name not in test_names:
+            lines.append(
+                f"| {name} | {', '.join(f'{k} {format_value(v)}' for k, v in row.items() if k not in LEFT_OUT)} |"
+            )
     lines += [f"| {name} | FAILED: {row['error'][:120]} |" for name, row in rows.items() if "error" in row]
     return "\n".join(lines)
 
@@ -291,45 +295,45 @@ def table(path: Path) -> str:
 LEFT_OUT = ("name", "device", "torch", "measured_in_s")
 
 
-def short(value: Any) -> str:
-    """A figure in four digits."""
+def format_value(value: Any) -> str:
+    """Format a figure in four digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0: every figure of the part is there; 1: some failed; 3: time was up before the last."""
-    about = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    about.add_argument("part", choices=[*PARTS, "all", "table"])
-    about.add_argument("--out", type=Path, default=Path("gpu.jsonl"), help="figures, JSON Lines (default: gpu.jsonl)")
-    about.add_argument("--device", default="cuda", help="cuda, cpu or another that torch knows")
-    about.add_argument("--toy", action="store_true", help="toy sizes, for a machine without a GPU")
-    about.add_argument("--minutes", type=float, help="begin no figure after this long (default: 8; of all: 15)")
-    given_arguments = about.parse_args(arguments)
-    out, device, toy = given_arguments.out, given_arguments.device, given_arguments.toy
-    if given_arguments.part == "table":
+    """Run a part; exit code 0: every figure of it is there; 1: some failed; 3: time was up before the last."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=[*PARTS, "all", "table"])
+    parser.add_argument("--out", type=Path, default=Path("gpu.jsonl"), help="figures, JSON Lines (default: gpu.jsonl)")
+    parser.add_argument("--device", default="cuda", help="cuda, cpu or another that torch knows")
+    parser.add_argument("--toy", action="store_true", help="toy sizes, for a machine without a GPU")
+    parser.add_argument("--minutes", type=float, help="begin no figure after this long (default: 8; of all: 15)")
+    options = parser.parse_args(arguments)
+    out, device, toy = options.out, options.device, options.toy
+    if options.part == "table":
         if not out.exists():
-            about.error(f"no file {out}: measure first, with `all`")
+            parser.error(f"no file {out}: measure first, with `all`")
         print(table(out))
         return 0
     if device == "cuda" and not torch.cuda.is_available():
-        about.error("no CUDA device: on a machine without one, --device cpu --toy tries every part")
-    if given_arguments.part == "all":
-        minutes = 15.0 if given_arguments.minutes is None else given_arguments.minutes
+        parser.error("no CUDA device: on a machine without one, --device cpu --toy tries every part")
+    if options.part == "all":
+        minutes = 15.0 if options.minutes is None else options.minutes
         return run_all(out, device, toy=toy, minutes=minutes, parts={n: p.minutes for n, p in PARTS.items()})
-    deadline = time.monotonic() + 60 * (8.0 if given_arguments.minutes is None else given_arguments.minutes)
+    deadline = time.monotonic() + 60 * (8.0 if options.minutes is None else options.minutes)
     figures = Figures(out, device, toy, deadline)
-    tried = set(figures.known)
+    names_before = set(figures.row_by_name)
     try:
-        PARTS[given_arguments.part].measure(figures)
+        PARTS[options.part].measure(figures)
     except OutOfTime:
-        print(f"time is up: run it again, and it goes on; {len(figures.known)} figures in {out}")
+        print(f"time is up: run it again, and it goes on; {len(figures.row_by_name)} figures in {out}")
         return 3
     except DeviceLost as error:
         print(f"the device failed at {error}: the rest of the part is left out", flush=True)
         return 1
-    print(f"{len(figures.known) - len(tried)} new figures in {out}")
-    failed = [name for name in failures(out) if name not in figures.known]
-    return 1 if failed else 0
+    print(f"{len(figures.row_by_name) - len(names_before)} new figures in {out}")
+    failed_names = [name for name in failures(out) if name not in figures.row_by_name]
+    return 1 if failed_names else 0
 
 
 def failures(path: Path) -> Iterator[str]:

@@ -33,12 +33,12 @@ GROUP = 8  # samples of a prompt
 
 
 def functions_of(device: str) -> Any:
-    """torch's module of functions of a device, such as torch.cuda; None for a CPU."""
+    """Return torch's module of functions of a device, such as torch.cuda; None for a CPU."""
     return None if device == "cpu" else torch.get_device_module(device)
 
 
 def clock(device: str) -> float:
-    """Seconds, once the device has done what it was given."""
+    """Return the seconds once the device has done what it was given."""
     if (functions := functions_of(device)) is not None:
         functions.synchronize()
     return time.perf_counter()
@@ -61,13 +61,13 @@ class Peak:
 
 
 def random_model(name: str, device: str, dtype: torch.dtype) -> Any:
-    """A Qwen2 of that shape with random weights; the same on every device."""
+    """Make a Qwen2 of that shape with random weights; the same on every device."""
     return copy.deepcopy(random_weights(name)).to(dtype).to(device).eval()
 
 
 @lru_cache(maxsize=1)
 def random_weights(name: str) -> Any:
-    """The model in float32 on the host: drawing half a billion numbers takes seconds, and figures share them."""
+    """Make the model in float32 on the host: drawing half a billion numbers takes seconds, and figures share them."""
     import transformers
 
     torch.manual_seed(0)
@@ -75,13 +75,13 @@ def random_weights(name: str) -> Any:
 
 
 def random_forest(vocabulary: int, groups: int, prompt: int, new: int, seed: int = 0, group: int = GROUP) -> Any:
-    """Groups of `group` completions of random tokens, every second one right."""
+    """Make groups of `group` completions of random tokens, every second one right."""
     from gxpo import Forest
 
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
 
     def ids(n: int) -> list[int]:
-        return torch.randint(3, vocabulary, (n,), generator=draw).tolist()
+        return torch.randint(3, vocabulary, (n,), generator=generator).tolist()
 
     completions = [[ids(new) for _ in range(group)] for _ in range(groups)]
     rewards = [[float(i % 2) for i in range(group)]] * groups
@@ -93,23 +93,23 @@ METHODS = ("grpo", "dr_grpo", "gspo", "cispo", "gvpo")
 
 
 def numerics(figures: Figures) -> None:
-    """Loss and gradient of five methods against the CPU's in float32; log-probs of sampler and learner."""
+    """Compare loss and gradient of five methods with the CPU's in float32; log-probs of sampler and learner."""
     shape, groups, prompt, new = ("toy", 2, 3, 5) if figures.toy else ("qwen2.5-0.5b", 2, 24, 24)
-    held_values: dict[str, Any] = {}  # the CPU's, made when the first figure needs them
+    cpu_results: dict[str, Any] = {}  # the CPU's, made when the first figure needs them
     for dtype in ("float32", "bfloat16"):
         for method in METHODS:
             figures.take(
                 f"numerics:gradient/{shape}/{method}/{dtype}",
                 lambda method=method, dtype=dtype: against_cpu(
                     figures,
-                    held_values,
+                    cpu_results,
                     shape,
                     random_forest(SHAPES[shape]["vocab_size"], groups, prompt, new),
                     method,
                     dtype,
                 ),
             )
-    held_values.clear()
+    cpu_results.clear()
     for dtype in ("float32", "bfloat16"):
         for layout in ("packed", "flat"):
             figures.take(
@@ -119,44 +119,45 @@ def numerics(figures: Figures) -> None:
 
 
 def loss_and_gradient(shape: str, forest: Any, method: str, device: str, dtype: str) -> tuple[float, dict[str, Any]]:
-    """Of one optimiser step whose proximal policy is a little off the current one; the gradient on the CPU."""
+    """Return loss and gradient (on the CPU) of one optimiser step whose proximal policy is a little off the current
+    one."""
     import gxpo
     from gxpo.learning.torch import TorchLearner
 
     m = gxpo.method(method).fill(horizon=64.0, max_length=64, total_steps=1)
     model = random_model(shape, "cpu", torch.float32).to(getattr(torch, dtype)).to(device)
     learner = TorchLearner(model, lr=0.0, device=device, tokens_per_microbatch=4096)
-    draw = torch.Generator().manual_seed(1)
-    noise = torch.randn(forest.n_entries, generator=draw, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randn(forest.n_entries, generator=generator, dtype=torch.float64)
     proximal = 0.3 * noise - math.log(SHAPES[shape]["vocab_size"])
-    credit, actual = m.advantages(forest, signals={}), {}
+    credit, record = m.advantages(forest, signals={}), {}
 
     def loss(x: Mapping[str, Any]) -> Any:
         policy = gxpo.PolicyTokens(x["logprob"], proximal, proximal, proximal_logprob=proximal)
         out = m.loss(forest, policy, advantages=credit).value
-        actual["loss"] = float(out.detach())
+        record["loss"] = float(out.detach())
         return out
 
     gradient = {n: x.float().cpu() for n, x in learner.gradient(forest, loss, couples="step").items()}
-    return actual["loss"], gradient
+    return record["loss"], gradient
 
 
 def against_cpu(
-    figures: Figures, held: dict[str, Any], shape: str, forest: Any, method: str, dtype: str
+    figures: Figures, cpu_results: dict[str, Any], shape: str, forest: Any, method: str, dtype: str
 ) -> dict[str, float]:
-    if method not in held:
-        held.clear()
-        held[method] = loss_and_gradient(shape, forest, method, "cpu", "float32")
-    (loss, gradient), (own_loss, own_value) = (
-        held[method],
+    if method not in cpu_results:
+        cpu_results.clear()
+        cpu_results[method] = loss_and_gradient(shape, forest, method, "cpu", "float32")
+    (loss, gradient), (device_loss, device_gradient) = (
+        cpu_results[method],
         loss_and_gradient(shape, forest, method, figures.device, dtype),
     )
-    squares = sum(float((own_value[n] - x).double().square().sum()) for n, x in gradient.items())
-    products = sum(float((own_value[n].double() * x.double()).sum()) for n, x in gradient.items())
-    norms = [sum(float(x.double().square().sum()) for x in g.values()) ** 0.5 for g in (gradient, own_value)]
+    squares = sum(float((device_gradient[n] - x).double().square().sum()) for n, x in gradient.items())
+    products = sum(float((device_gradient[n].double() * x.double()).sum()) for n, x in gradient.items())
+    norms = [sum(float(x.double().square().sum()) for x in g.values()) ** 0.5 for g in (gradient, device_gradient)]
     return {
         "loss_cpu_float32": loss,
-        "loss": own_loss,
+        "loss": device_loss,
         "gradient_norm": norms[1],
         "gradient_relative_difference": squares**0.5 / norms[0],
         "gradient_cosine": products / (norms[0] * norms[1]),
@@ -164,27 +165,27 @@ def against_cpu(
 
 
 def sampler_gap(figures: Figures, shape: str, dtype: str, layout: str) -> dict[str, float]:
-    """Nats between the log-probs that the engine and the learner give the sampled tokens."""
+    """Return the nats between the log-probs that the engine and the learner give the sampled tokens."""
     from gxpo.learning.torch import TorchLearner
 
     model = random_model(shape, figures.device, getattr(torch, dtype))
     learner: Any = TorchLearner(model, lr=0.0, device=figures.device, layout=layout)
     prompts, new = (2, 6) if figures.toy else (4, 128)
-    asked_values, answers = sample(model, figures.device, prompts * GROUP, prompt=16, new=new)
-    forest = sampled_forest(asked_values, answers)
+    requests, answers = sample(model, figures.device, prompts * GROUP, prompt=16, new=new)
+    forest = sampled_forest(requests, answers)
     gap = (learner.outputs(forest)["logprob"] - forest.path_behaviour_logprob).abs()
     return {"mean_nats": float(gap.mean()), "largest_nats": float(gap.max()), "tokens": gap.numel()}
 
 
 # ---------------------------------------------------------------- d: speed
-def requests(vocabulary: int, samples: int, *, prompt: int) -> list[Any]:
-    """Requests of random prompts, `GROUP` samples of each."""
+def random_requests(vocabulary: int, samples: int, *, prompt: int) -> list[Any]:
+    """Make requests of random prompts, `GROUP` samples of each."""
     from gxpo.parts.protocols import Request, StreamKey
 
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     return [
         Request(
-            tuple(torch.randint(3, vocabulary, (prompt,), generator=draw).tolist()),
+            tuple(torch.randint(3, vocabulary, (prompt,), generator=generator).tolist()),
             tuple(StreamKey(seed=0, step=1, task=str(i), attempt=j) for j in range(GROUP)),
         )
         for i in range(samples // GROUP)
@@ -192,29 +193,29 @@ def requests(vocabulary: int, samples: int, *, prompt: int) -> list[Any]:
 
 
 def sample(model: Any, device: str, samples: int, *, prompt: int, new: int) -> tuple[list[Any], list[list[Any]]]:
-    """Requests of random prompts, and the engine's completions, all of full length."""
+    """Sample random prompts; return the requests and the engine's completions, all of full length."""
     from gxpo.parts.protocols import Sampling
     from gxpo.sampling.engines.torch import TorchEngine
 
-    asked_values = requests(model.config.vocab_size, samples, prompt=prompt)
+    requests = random_requests(model.config.vocab_size, samples, prompt=prompt)
     engine = TorchEngine(model, device=device, stop_ids=())
-    return asked_values, engine.sample(asked_values, Sampling(max_new_tokens=new))
+    return requests, engine.sample(requests, Sampling(max_new_tokens=new))
 
 
-def sampled_forest(asked: list[Any], answers: list[list[Any]]) -> Any:
-    """The forest of completions with the log-probs that their engine gave."""
+def sampled_forest(requests: list[Any], answers: list[list[Any]]) -> Any:
+    """Build the forest of completions with the log-probs that their engine gave."""
     from gxpo import Forest
 
     records = [
         {"schema": "gxpo.rollouts/1", "group": f"g{i}", "id": f"{i}.{j}", "prompt": list(request.prompt),
          "turns": [{"action": a.tokens, "logprob": a.logprobs}], "reward": 0.0}
-        for i, (request, group) in enumerate(zip(asked, answers, strict=True)) for j, a in enumerate(group)
+        for i, (request, group) in enumerate(zip(requests, answers, strict=True)) for j, a in enumerate(group)
     ]  # fmt: skip
     return Forest.from_records(records)
 
 
 def speed(figures: Figures) -> None:
-    """Sampling and whole updates with AdamW in bfloat16, the smaller model first."""
+    """Time sampling and whole updates with AdamW in bfloat16, the smaller model first."""
     models = ("toy",) if figures.toy else ("qwen2.5-0.5b", "qwen2.5-1.5b")
     shapes = ((8, 8),) if figures.toy else ((64, 512), (16, 2048), (8, 8192))
     for model in models:
@@ -231,7 +232,8 @@ def speed(figures: Figures) -> None:
 
 
 def update_speed(figures: Figures, shape: str, samples: int, length: int, layout: str) -> dict[str, Any]:
-    """The second of two updates on `samples` completions of `length` random tokens after prompts of a quarter of it."""
+    """Time the second of two updates on `samples` completions of `length` random tokens after prompts of a quarter of
+    it."""
     from gxpo.learning.torch import TorchLearner
 
     model = random_model(shape, figures.device, torch.bfloat16)
@@ -258,7 +260,8 @@ def update_speed(figures: Figures, shape: str, samples: int, length: int, layout
 
 
 def sampling_speed(figures: Figures, shape: str, samples: int, length: int) -> dict[str, Any]:
-    """Decoding up to `length` tokens: all of them, or the last 1,024 after a prompt that stands for the others."""
+    """Time decoding of up to `length` tokens: all of them, or the last 1,024 after a prompt that stands for the
+    others."""
     model = random_model(shape, figures.device, torch.bfloat16)
     new = min(length, 1024)
     prompt = max(1, length // 4) + length - new
@@ -271,7 +274,7 @@ def sampling_speed(figures: Figures, shape: str, samples: int, length: int) -> d
 
 # ---------------------------------------------------------------- e: TRL
 def peer(figures: Figures) -> None:
-    """Steps of gxpo and of TRL's GRPOTrainer on the same random model, prompts and lengths, in bfloat16."""
+    """Time steps of gxpo and of TRL's GRPOTrainer on the same random model, prompts and lengths, in bfloat16."""
     shape, prompts, length, new = ("toy", 2, 8, 8) if figures.toy else ("qwen2.5-0.5b", 8, 128, 256)
     with tempfile.TemporaryDirectory() as folder:
         for side in (gxpo_steps, trl_steps):
@@ -279,8 +282,8 @@ def peer(figures: Figures) -> None:
             figures.take(name, lambda side=side: side(figures, folder, shape, prompts, length, new))
 
 
-def saved(folder: str, shape: str) -> str:
-    """The model as a directory that both sides load, with the tokenizer of digits and letters."""
+def save_model(folder: str, shape: str) -> str:
+    """Save the model as a directory that both sides load, with the tokenizer of digits and letters."""
     from gxpo.training.models import character_tokenizer
 
     path = Path(folder) / shape
@@ -291,17 +294,17 @@ def saved(folder: str, shape: str) -> str:
 
 
 def questions(n: int, length: int) -> list[str]:
-    draw = torch.Generator().manual_seed(0)
-    return ["".join(map(str, torch.randint(10, (length,), generator=draw).tolist())) for _ in range(n)]
+    generator = torch.Generator().manual_seed(0)
+    return ["".join(map(str, torch.randint(10, (length,), generator=generator).tolist())) for _ in range(n)]
 
 
 def even(completion: str) -> float:
-    """A reward that half of random completions get."""
+    """Reward half of random completions."""
     return float(sum(map(ord, completion)) % 2)
 
 
-def stepped(seconds: list[float], peak: Peak, tokens: int) -> dict[str, Any]:
-    """Figures of the steps after the first, which sets things up."""
+def step_figures(seconds: list[float], peak: Peak, tokens: int) -> dict[str, Any]:
+    """Return the figures of the steps after the first, which sets things up."""
     steady = sorted(seconds[1:])[len(seconds[1:]) // 2]
     return {"step_s": steady, "tokens_per_s": tokens / steady, "steps": len(seconds), **peak.figures()}
 
@@ -314,13 +317,13 @@ def gxpo_steps(figures: Figures, folder: str, shape: str, prompts: int, length: 
     tasks = Path(folder) / "tasks.jsonl"
     lines = [json.dumps({"prompt": q, "answer": "0"}) for q in questions(16 * prompts, length)]
     tasks.write_text("\n".join(lines))
-    given_settings = {
-        "model": saved(folder, shape), "task": str(tasks), "method": "grpo@trl", "chat.template": "none",
+    keys = {
+        "model": save_model(folder, shape), "task": str(tasks), "method": "grpo@trl", "chat.template": "none",
         "rollout.group_size": GROUP, "tasks.per_step": prompts, "sampling.engine": "torch",
         "sampling.max_new_tokens": new, "optim.lr": 1e-6, "learner.dtype": "bfloat16", "learner.states": "bfloat16",
         "learner.device": figures.device,
     }  # fmt: skip
-    resolved = config.resolve({k: Stated(v, "gpu") for k, v in given_settings.items()})
+    resolved = config.resolve({k: Stated(v, "gpu") for k, v in keys.items()})
     trainer = Trainer(resolved, out=Path(folder) / "run", reward=even)
     trainer.engine.stop_ids = trainer.chat.stop_ids = ()  # every sample has its full length
     peak, seconds = Peak(figures.device), []
@@ -329,7 +332,7 @@ def gxpo_steps(figures: Figures, folder: str, shape: str, prompts: int, length: 
         trainer.step()
         seconds.append(clock(figures.device) - start)
     trainer.close()
-    return stepped(seconds, peak, prompts * GROUP * new)
+    return step_figures(seconds, peak, prompts * GROUP * new)
 
 
 def trl_steps(figures: Figures, folder: str, shape: str, prompts: int, length: int, new: int) -> dict[str, Any]:
@@ -350,13 +353,13 @@ def trl_steps(figures: Figures, folder: str, shape: str, prompts: int, length: i
     def rewards(completion_ids: Any, **columns: Any) -> list[float]:
         return [float(sum(ids) % 2) for ids in completion_ids]
 
-    path = saved(folder, shape)
+    path = save_model(folder, shape)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, padding_side="left")
     policy = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
-    how = {"min_new_tokens": new}
+    generation = {"min_new_tokens": new}
     settings = trl.GRPOConfig(
         output_dir=f"{folder}/trl", max_steps=3, num_generations=GROUP, per_device_train_batch_size=prompts * GROUP,
-        max_completion_length=new, generation_kwargs=how, beta=0.0, temperature=1.0, learning_rate=1e-6,
+        max_completion_length=new, generation_kwargs=generation, beta=0.0, temperature=1.0, learning_rate=1e-6,
         gradient_checkpointing=False, bf16=figures.device == "cuda", use_cpu=figures.device == "cpu",
         save_strategy="no", report_to="none", disable_tqdm=True,
     )  # fmt: skip
@@ -364,4 +367,4 @@ def trl_steps(figures: Figures, folder: str, shape: str, prompts: int, length: i
     peak = Peak(figures.device)
     trl.GRPOTrainer(model=policy, args=settings, train_dataset=data, reward_funcs=rewards, processing_class=tokenizer,
                     callbacks=[Timed()]).train()  # fmt: skip
-    return stepped(seconds, peak, prompts * GROUP * new)
+    return step_figures(seconds, peak, prompts * GROUP * new)

@@ -81,16 +81,16 @@ def main() -> None:
 
 
 def copy(source: Path, out: Path, folder: str) -> None:
-    """src and tests; files that are as before keep their time of change, by which mutmut keeps their results."""
+    """Copy src and tests; files that are as before keep their time of change, by which mutmut keeps their results."""
     for part in ("src", "tests"):
-        actual = {p.relative_to(source) for p in (source / part).rglob("*") if p.suffix in COPIED}
-        for name in actual:
+        names = {p.relative_to(source) for p in (source / part).rglob("*") if p.suffix in COPIED}
+        for name in names:
             text = (source / name).read_text()
             if name == Path("tests/conftest.py"):
                 text += PROFILE
-            write(out / name, bare(text) if name.parent == Path("src/gxpo", folder) else text)
+            write(out / name, without_decorators(text) if name.parent == Path("src/gxpo", folder) else text)
         for stale in (out / part, out / "mutants" / part):
-            for path in [p for p in stale.rglob("*.py") if p.relative_to(stale.parent) not in actual]:
+            for path in [p for p in stale.rglob("*.py") if p.relative_to(stale.parent) not in names]:
                 path.unlink()
 
 
@@ -100,8 +100,8 @@ def write(path: Path, text: str) -> None:
         path.write_text(text)
 
 
-def bare(text: str) -> str:
-    """The module without the decorators `MOVED` on its functions, and calls of these at the end."""
+def without_decorators(text: str) -> str:
+    """Return the module without the decorators `MOVED` on its functions, and calls of these at the end."""
     lines, calls = text.splitlines(keepends=True), []
     for node in ast.parse(text).body:
         for inner in node.body if isinstance(node, ast.ClassDef) else [node]:
@@ -117,24 +117,24 @@ def bare(text: str) -> str:
 
 
 def mutmut(out: Path, *arguments: str) -> None:
-    """In a process whose gxpo is the mutated one: mutmut puts out/mutants/src before what is installed."""
+    """Run Python in a process whose gxpo is the mutated one: mutmut puts out/mutants/src before what is installed."""
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH="")
     with open(out / "mutmut.log", "w") as log:
-        done = subprocess.run([sys.executable, *arguments], cwd=out, env=environment, stdout=log, stderr=log)
-    if done.returncode:
+        process = subprocess.run([sys.executable, *arguments], cwd=out, env=environment, stdout=log, stderr=log)
+    if process.returncode:
         sys.exit(f"mutmut stopped: {out / 'mutmut.log'} ends in\n{(out / 'mutmut.log').read_text()[-3000:]}")
 
 
 def select(out: Path, share: float, seed: int, again: bool) -> None:
-    """Marks what is not in the draw, and takes back the verdict on what is to be run again."""
+    """Mark what is not in the draw, and take back the verdict on what is to be run again."""
     for path in sorted((out / "mutants" / "src").rglob("*.meta")):
         meta = json.loads(path.read_text())
         codes = meta["exit_code_by_key"]
         order = sorted(codes)
         random.Random(f"{seed} {path.name}").shuffle(order)  # a larger share has the smaller one's, too
-        drawn_order = set(order[: round(share * len(codes))])
+        sample = set(order[: round(share * len(codes))])
         for name, code in codes.items():
-            if name not in drawn_order:
+            if name not in sample:
                 codes[name] = SKIPPED
             elif code == SKIPPED or (again and code != 1):
                 codes[name] = None
@@ -142,14 +142,14 @@ def select(out: Path, share: float, seed: int, again: bool) -> None:
 
 
 def report(out: Path) -> None:
-    """Counts by file on the screen; every mutant that no test noticed, with its change, in survivors.md."""
+    """Print counts by file; write every mutant that no test noticed, with its change, to survivors.md."""
     os.chdir(out)
     from mutmut.mutation.diff_apply import get_diff_for_mutant
     from mutmut.stats import status_by_exit_code
 
     columns = ("mutants", "run", "killed", "timeout", "survived", "no tests", "other")
     rows: list[tuple[str, Counter[str]]] = []
-    actual: list[str] = []
+    sections: list[str] = []
     for path in sorted(Path("mutants", "src").rglob("*.meta")):
         codes = json.loads(path.read_text())["exit_code_by_key"]
         if not codes:
@@ -160,19 +160,19 @@ def report(out: Path) -> None:
         rows.append((source.name, Counter({"mutants": len(codes), "run": tally.total(), **tally})))
         for name, state in states.items():
             if state not in ("killed", "skipped", "not checked"):
-                actual.append(
-                    f"## {name}: {state}\n\n```diff\n{changed(get_diff_for_mutant(name, path=source))}\n```\n"
+                sections.append(
+                    f"## {name}: {state}\n\n```diff\n{changed_lines(get_diff_for_mutant(name, path=source))}\n```\n"
                 )
     print("| file |", " | ".join(columns), "|")
     print("|---" * (len(columns) + 1) + "|")
     for name, tally in [*rows, ("all", sum((tally for _, tally in rows), Counter()))]:
         print(f"| {name} |", " | ".join(str(tally[c]) for c in columns), "|")
-    Path("survivors.md").write_text("\n".join(actual))
-    print(f"{len(actual)} that were not killed: {out / 'survivors.md'}")
+    Path("survivors.md").write_text("\n".join(sections))
+    print(f"{len(sections)} that were not killed: {out / 'survivors.md'}")
 
 
-def changed(diff: str) -> str:
-    """Its lines that differ."""
+def changed_lines(diff: str) -> str:
+    """Return the lines of a diff that differ."""
     return "\n".join(line for line in diff.splitlines()[2:] if re.match(r"[-+@]", line))
 
 

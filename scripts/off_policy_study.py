@@ -47,64 +47,70 @@ CURVES = ("reward_mean", "approx_kl", "entropy", "ratio_max", "clip_fraction")
 FALLEN = 0.1  # a run whose reward ends this far below its best tenth of steps has not stayed stable
 
 
-def trained(objective: str, reuse: int, seed: int) -> dict[str, Any]:
-    """One run's curves, and its held-out accuracy before and after."""
+def train_run(objective: str, reuse: int, seed: int) -> dict[str, Any]:
+    """Train one run; return its curves, and its held-out accuracy before and after."""
     keys = {**RUN, **OBJECTIVES[objective], "update.epochs": reuse, "seed": seed}
     with tempfile.TemporaryDirectory(prefix="gxpo-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = gxpo.train("tiny", "arithmetic", "grpo", STEPS, out=Path(folder) / "run", set=keys)
         rows = run.metrics
         lines = (Path(folder) / "run" / "evaluations.jsonl").read_text().splitlines()
-    held_eval_accuracies = [json.loads(line)["eval_accuracy"] for line in lines]
+    accuracies = [json.loads(line)["eval_accuracy"] for line in lines]
     curves = {name: [row.get(name) for row in rows] for name in CURVES}
     return {
         "objective": objective,
         "reuse": reuse,
         "seed": seed,
-        "before": held_eval_accuracies[0],
-        "after": held_eval_accuracies[-1],
+        "before": accuracies[0],
+        "after": accuracies[-1],
         **curves,
     }
 
 
-def smoothed(curve: list[float | None], width: int = 4) -> list[float]:
-    """Means over windows of `width` steps, one after another."""
-    known_nans = [math.nan if x is None else x for x in curve]
-    return [fmean(known_nans[i : i + width]) for i in range(0, len(known_nans) - width + 1, width)]
+def smooth(curve: list[float | None], width: int = 4) -> list[float]:
+    """Average over windows of `width` steps, one after another."""
+    values = [math.nan if x is None else x for x in curve]
+    return [fmean(values[i : i + width]) for i in range(0, len(values) - width + 1, width)]
 
 
 def report(rows: list[dict[str, Any]], picture: Path | None) -> None:
-    """The table: held-out accuracy, KL within the batch, and how many runs fell."""
+    """Print the table: held-out accuracy, KL within the batch, and how many runs fell."""
     print("| objective | updates a batch | runs | held-out accuracy | less ppo at 1 (95%, paired) | KL | fell |")
     print("|---|---|---|---|---|---|---|")
-    at = {(r["objective"], r["reuse"], r["seed"]): r for r in rows}
+    row_by_run = {(r["objective"], r["reuse"], r["seed"]): r for r in rows}
     rewards: dict[str, list[tuple[float, float]]] = {}
     drifts: dict[str, list[tuple[float, float]]] = {}
     for name in OBJECTIVES:
         for reuse in REUSE:
-            own_rows = [r for r in rows if (r["objective"], r["reuse"]) == (name, reuse)]
-            if not own_rows:
+            cell_rows = [r for r in rows if (r["objective"], r["reuse"]) == (name, reuse)]
+            if not cell_rows:
                 continue
-            gaps = [r["after"] - at["ppo", 1, r["seed"]]["after"] for r in own_rows if ("ppo", 1, r["seed"]) in at]
+            gaps = [
+                r["after"] - row_by_run["ppo", 1, r["seed"]]["after"]
+                for r in cell_rows
+                if ("ppo", 1, r["seed"]) in row_by_run
+            ]
             low, high = mean_interval(gaps) if len(gaps) > 1 else (math.nan, math.nan)
-            kl = fmean(x for r in own_rows for x in r["approx_kl"] if x is not None)
-            ends = [smoothed(r["reward_mean"]) for r in own_rows]
-            fell = sum(not (max(curve) - curve[-1] < FALLEN) for curve in ends)
-            after = fmean(r["after"] for r in own_rows)
+            kl = fmean(x for r in cell_rows for x in r["approx_kl"] if x is not None)
+            reward_curves = [smooth(r["reward_mean"]) for r in cell_rows]
+            falls = sum(not (max(curve) - curve[-1] < FALLEN) for curve in reward_curves)
+            after = fmean(r["after"] for r in cell_rows)
             print(
-                f"| {name} | {reuse} | {len(own_rows)} | {after:.3f} | {fmean(gaps):+.3f} ({low:+.3f} to {high:+.3f}) "
-                f"| {kl:.2g} | {fell} of {len(own_rows)} |"
+                f"| {name} | {reuse} | {len(cell_rows)} | {after:.3f} | {fmean(gaps):+.3f} ({low:+.3f} to {high:+.3f}) "
+                f"| {kl:.2g} | {falls} of {len(cell_rows)} |"
             )
-            if reuse == max(REUSE) and len(own_rows) == len(SEEDS):
-                moved = [smoothed(r["approx_kl"]) for r in own_rows]
-                rewards[name] = [(4.0 * i + 4, fmean(c[i] for c in ends)) for i in range(len(ends[0]))]
-                drifts[name] = [(4.0 * i + 4, fmean(c[i] for c in moved)) for i in range(len(moved[0]))]
+            if reuse == max(REUSE) and len(cell_rows) == len(SEEDS):
+                kl_curves = [smooth(r["approx_kl"]) for r in cell_rows]
+                rewards[name] = [
+                    (4.0 * i + 4, fmean(c[i] for c in reward_curves)) for i in range(len(reward_curves[0]))
+                ]
+                drifts[name] = [(4.0 * i + 4, fmean(c[i] for c in kl_curves)) for i in range(len(kl_curves[0]))]
     title = f"{max(REUSE)} updates a batch"
     if picture is not None and rewards:
         picture.write_text(svg_chart(rewards, title=title, y_label="reward") + "\n")
-        other = picture.with_name(f"{picture.stem}_kl.svg")
-        other.write_text(svg_chart(drifts, title=title, y_label="KL, nats a token", y_range=(0.0, 1.0)) + "\n")
-        print(picture, other)
+        kl_path = picture.with_name(f"{picture.stem}_kl.svg")
+        kl_path.write_text(svg_chart(drifts, title=title, y_label="KL, nats a token", y_range=(0.0, 1.0)) + "\n")
+        print(picture, kl_path)
 
 
 def main() -> None:
@@ -124,7 +130,7 @@ def main() -> None:
                 for reuse in REUSE:
                     if (name, reuse, seed) in done:
                         continue
-                    rows.append(trained(name, reuse, seed))
+                    rows.append(train_run(name, reuse, seed))
                     with path.open("a") as file:
                         file.write(json.dumps(rows[-1]) + "\n")
                     print(

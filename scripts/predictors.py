@@ -52,11 +52,11 @@ class Pair:
 
 
 def pairs_of(lists: Sequence[Mapping[str, Any]]) -> list[Pair]:
-    """Every arm with its base, varied conditions too, each once."""
+    """List every arm with its base, varied conditions too, each once."""
     out: dict[tuple[str, str], Pair] = {}
-    for listed in lists:
-        for experiment in listed["experiments"]:
-            for setting, (base, *arms), seeds in sides(listed, experiment):
+    for plan in lists:
+        for experiment in plan["experiments"]:
+            for setting, (base, *arms), seeds in sides(plan, experiment):
                 for arm in arms:
                     pair = Pair(keys_of(setting, base), keys_of(setting, arm), seeds)
                     if pair.names[0] != pair.names[1]:
@@ -65,7 +65,7 @@ def pairs_of(lists: Sequence[Mapping[str, Any]]) -> list[Pair]:
 
 
 def gain_of(pair: Pair, store: Mapping[tuple[str, int], Mapping[str, Any]]) -> float:
-    """Mean difference of held-out accuracy at the end, paired by seed; nan for fewer than three pairs."""
+    """Return the mean difference of held-out accuracy at the end, paired by seed; nan for fewer than three pairs."""
     base, arm = pair.names
     seeds = [
         s
@@ -79,45 +79,46 @@ def gain_of(pair: Pair, store: Mapping[tuple[str, int], Mapping[str, Any]]) -> f
 
 
 def first_gradient(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys on which the gradient signal before training depends."""
+    """Select the keys on which the gradient signal before training depends."""
     return {k: v for k, v in keys.items() if not k.startswith(NOT_ITS_OWN)}
 
 
-def measured(pairs: Sequence[Pair], minutes: float, notify: Callable[[str], None] = print) -> dict[str, Any]:
-    """Adds the signal of every arm and base that `KNOWN` lacks, for at most so long."""
+def measure_signals(pairs: Sequence[Pair], minutes: float, notify: Callable[[str], None] = print) -> dict[str, Any]:
+    """Add the signal of every arm and base that `KNOWN` lacks, for at most so long."""
     from gxpo.training.gradient_signal import measure
 
-    known_value = read_known()
+    measurements = read_measurements()
     until = time.monotonic() + 60 * minutes
     for keys in (first_gradient(k) for pair in pairs for k in (pair.base, pair.arm)):
         name = digest(keys)
-        if name in known_value["signal"] or time.monotonic() > until:
+        if name in measurements["signal"] or time.monotonic() > until:
             continue
-        own_values = {k: v for k, v in keys.items() if k not in ("model", "task", "method")}
-        size = own_values.pop("rollout.group_size", 8)
+        overrides = {k: v for k, v in keys.items() if k not in ("model", "task", "method")}
+        size = overrides.pop("rollout.group_size", 8)
         row: dict[str, Any] = {"task": keys["task"], "method": keys["method"], "group_size": size}
         try:
-            actual = measure(keys["model"], keys["task"], [keys["method"]], [size], tasks=TASKS, keys=own_values)[0]
+            estimate = measure(keys["model"], keys["task"], [keys["method"]], [size], tasks=TASKS, keys=overrides)[0]
             row |= {
-                "signal": actual.signal,
-                "error": actual.signal_error,
-                "tokens_per_task": actual.tokens_per_task,
-                "silent": actual.zero_signal_groups,
+                "signal": estimate.signal,
+                "error": estimate.signal_error,
+                "tokens_per_task": estimate.tokens_per_task,
+                "silent": estimate.zero_signal_groups,
             }
         except (GxpoError, ValueError) as error:
             row["why"] = " ".join(str(error).split())[:160]
-        known_value["signal"][name] = row
-        KNOWN.write_text(json.dumps(known_value, indent=1) + "\n")
+        measurements["signal"][name] = row
+        KNOWN.write_text(json.dumps(measurements, indent=1) + "\n")
         notify(f"{row['task']} {row['method']} of {size}: {row.get('signal', row.get('why'))}")
-    return known_value
+    return measurements
 
 
-def read_known() -> dict[str, Any]:
-    """`signal`: configuration -> what was measured; `fidelity`: WORLD/METHOD -> rank correlation with the truth."""
+def read_measurements() -> dict[str, Any]:
+    """Read the measurements: `signal`: configuration -> row; `fidelity`: WORLD/METHOD -> rank correlation with the
+    truth."""
     return json.loads(KNOWN.read_text()) if KNOWN.exists() else {"signal": {}, "fidelity": {}}
 
 
-def by_signal(pair: Pair, known: Mapping[str, Any]) -> float:
+def by_signal(pair: Pair, measurements: Mapping[str, Any]) -> float:
     """Expected cosine of the gradients of two batches of `BATCH` generated tokens each, arm less base; nan where one
     was not measured, or neither signal is twice its error.
 
@@ -125,39 +126,40 @@ def by_signal(pair: Pair, known: Mapping[str, Any]) -> float:
     """
     from gxpo.training.gradient_signal import agreement_of
 
-    rows = [known["signal"].get(digest(first_gradient(k)), {}) for k in (pair.arm, pair.base)]
+    rows = [measurements["signal"].get(digest(first_gradient(k)), {}) for k in (pair.arm, pair.base)]
     if any("signal" not in r for r in rows) or not any(r["signal"] > 2 * r["error"] for r in rows):
         return math.nan
     arm, base = (agreement_of(r["signal"], BATCH / r["tokens_per_task"]) for r in rows)
     return arm - base
 
 
-def by_fidelity(pair: Pair, known: Mapping[str, Any]) -> float:
+def by_fidelity(pair: Pair, measurements: Mapping[str, Any]) -> float:
     """Fidelity of the arm's method less grpo's; nan where the arm differs from a base of grpo in more than the method,
     or one was not measured."""
     task, method = pair.arm["task"], pair.arm["method"]
     if digest({**pair.arm, "method": "grpo"}) != pair.names[0]:
         return math.nan
-    fidelity = known["fidelity"]
+    fidelity = measurements["fidelity"]
     return fidelity.get(f"{task}/{method}", math.nan) - fidelity.get(f"{task}/grpo", math.nan)
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Spearman's rank correlation and its two-sided p; nan for fewer than three pairs, or where one is constant."""
+    """Return Spearman's rank correlation and its two-sided p; nan for fewer than three pairs, or where one is
+    constant."""
     if len(x) < 3 or len(set(x)) == 1 or len(set(y)) == 1:
         return math.nan, math.nan
     from scipy.stats import spearmanr
 
-    actual: Any = spearmanr(x, y)
-    return float(actual.statistic), float(actual.pvalue)
+    result: Any = spearmanr(x, y)
+    return float(result.statistic), float(result.pvalue)
 
 
-def foretold(
+def predict_gains(
     pairs: Sequence[Pair],
     store: Mapping[tuple[str, int], Mapping[str, Any]],
     predictor: Callable[[Pair], float],
 ) -> Iterator[tuple[str, float, float]]:
-    """(method, predictor, gain) of the pairs that have both."""
+    """Yield (method, predictor, gain) of the pairs that have both."""
     for pair in pairs:
         x, y = predictor(pair), gain_of(pair, store)
         if math.isfinite(x) and math.isfinite(y):
@@ -165,8 +167,8 @@ def foretold(
 
 
 def correlations(lists: Sequence[Mapping[str, Any]], store: Mapping[tuple[str, int], Mapping[str, Any]]) -> list[str]:
-    """A sentence for each predictor."""
-    known_value, pairs, out = read_known(), pairs_of(lists), []
+    """Write a sentence for each predictor."""
+    measurements, pairs, out = read_measurements(), pairs_of(lists), []
     for name, predictor in (
         ("`gxpo signal`: expected agreement of two batches of 10,000 tokens, less the base's", by_signal),
         (
@@ -174,14 +176,16 @@ def correlations(lists: Sequence[Mapping[str, Any]], store: Mapping[tuple[str, i
             by_fidelity,
         ),
     ):
-        actual = sorted(foretold(pairs, store, lambda p, of=predictor: of(p, known_value)), key=lambda row: -row[1])
-        rho, p = rank_correlation([x for _, x, _ in actual], [y for _, _, y in actual])
+        points = sorted(
+            predict_gains(pairs, store, lambda p, of=predictor: of(p, measurements)), key=lambda row: -row[1]
+        )
+        rho, p = rank_correlation([x for _, x, _ in points], [y for _, _, y in points])
         if math.isnan(rho):
-            out.append(f"{name}: {len(actual)} arms have both, too few to tell.")
+            out.append(f"{name}: {len(points)} arms have both, too few to tell.")
             continue
-        ends = ", ".join(f"`{m}` {y:+.3f}" for m, _, y in (*actual[:3], *actual[-3:]))
+        ends = ", ".join(f"`{m}` {y:+.3f}" for m, _, y in (*points[:3], *points[-3:]))
         out.append(
-            f"{name}: rank correlation with difference {rho:+.2f} over {len(actual)} arms (p {p:.2g}). The three it "
+            f"{name}: rank correlation with difference {rho:+.2f} over {len(points)} arms (p {p:.2g}). The three it "
             f"put first and the three it put last: {ends}."
         )
     return out
@@ -195,11 +199,11 @@ def main() -> None:
     arguments = parser.parse_args()
     lists = [read_list(path) for path in LISTS if path.exists()]
     if arguments.fidelity:
-        known_value, rows = read_known(), json.loads(arguments.fidelity.read_text())["rows"]
-        known_value["fidelity"] |= {r["name"]: r["rank"] for r in rows if r.get("rank") is not None}
-        KNOWN.write_text(json.dumps(known_value, indent=1) + "\n")
+        measurements, rows = read_measurements(), json.loads(arguments.fidelity.read_text())["rows"]
+        measurements["fidelity"] |= {r["name"]: r["rank"] for r in rows if r.get("rank") is not None}
+        KNOWN.write_text(json.dumps(measurements, indent=1) + "\n")
     if arguments.measure:
-        measured(pairs_of(lists), arguments.minutes)
+        measure_signals(pairs_of(lists), arguments.minutes)
     print("\n".join(correlations(lists, with_former(read_store(STORE)))))
 
 

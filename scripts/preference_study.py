@@ -42,8 +42,8 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 
 
-def trained(keys: dict[str, Any], out: Path) -> list[float]:
-    """Held-out accuracy at each evaluation of a run."""
+def train_run(keys: dict[str, Any], out: Path) -> list[float]:
+    """Train a run; return held-out accuracy at each evaluation."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = Trainer(config.resolve(config.over({}, dotted(with_origin(keys, "study")))), out=out)
@@ -54,35 +54,36 @@ def trained(keys: dict[str, Any], out: Path) -> list[float]:
     return [row["eval_accuracy"] for row in trainer.evaluations.read()]
 
 
-def runs(seed: int, missing: list[str]) -> Iterator[dict[str, Any]]:
-    """The arms that are missing, on the seed's data, which is sampled anew."""
+def train_arms(seed: int, missing: list[str]) -> Iterator[dict[str, Any]]:
+    """Train the arms that are missing on the seed's data, which is sampled anew."""
     with tempfile.TemporaryDirectory(prefix="gxpo-") as folder:
         data = Path(folder) / "data"
-        trained({**TASK, **SAMPLED, "seed": seed}, data)
+        train_run({**TASK, **SAMPLED, "seed": seed}, data)
         for arm in missing:
             keys = {**TASK, **LOGGED, **ARMS[arm], "seed": seed, "rollout.file": str(data / "rollouts")}
-            before, *_, after = trained(keys, Path(folder) / arm)
+            before, *_, after = train_run(keys, Path(folder) / arm)
             yield {"arm": arm, "seed": seed, "before": before, "after": after, "keys": ARMS[arm]}
 
 
 def report(rows: list[dict[str, Any]]) -> None:
-    """Accuracy of each arm, its gain over the start, and its difference to supervised training, paired by seed."""
+    """Print accuracy of each arm, its gain over the start, and its difference to supervised training, paired by
+    seed."""
     print("| arm | seeds | start | held-out accuracy | gain (95%) | less supervised (95%) |\n|---|---|---|---|---|---|")
-    of = {arm: {r["seed"]: r for r in rows if r["arm"] == arm} for arm in ARMS}
-    for arm, own_run in of.items():
-        if len(own_run) < 2:
+    rows_by_arm = {arm: {r["seed"]: r for r in rows if r["arm"] == arm} for arm in ARMS}
+    for arm, row_by_seed in rows_by_arm.items():
+        if len(row_by_seed) < 2:
             continue
-        gains = [r["after"] - r["before"] for r in own_run.values()]
+        gains = [r["after"] - r["before"] for r in row_by_seed.values()]
         low, high = mean_interval(gains)
-        shared = sorted(own_run.keys() & of["supervised"].keys())
-        apart = "-"
-        if arm != "supervised" and len(shared) > 1:
-            pair = [[of["supervised"][s]["after"] for s in shared], [own_run[s]["after"] for s in shared]]
+        seeds = sorted(row_by_seed.keys() & rows_by_arm["supervised"].keys())
+        difference = "-"
+        if arm != "supervised" and len(seeds) > 1:
+            pair = [[rows_by_arm["supervised"][s]["after"] for s in seeds], [row_by_seed[s]["after"] for s in seeds]]
             a, b = paired_interval(*pair)
-            apart = f"{fmean(pair[1]) - fmean(pair[0]):+.3f} ({a:+.3f} to {b:+.3f})"
-        print(f"| {arm} | {len(own_run)} | {fmean(r['before'] for r in own_run.values()):.3f} "
-              f"| {fmean(r['after'] for r in own_run.values()):.3f} | {fmean(gains):+.3f} ({low:+.3f} to {high:+.3f}) "
-              f"| {apart} |")  # fmt: skip
+            difference = f"{fmean(pair[1]) - fmean(pair[0]):+.3f} ({a:+.3f} to {b:+.3f})"
+        print(f"| {arm} | {len(row_by_seed)} | {fmean(r['before'] for r in row_by_seed.values()):.3f} "
+              f"| {fmean(r['after'] for r in row_by_seed.values()):.3f} | {fmean(gains):+.3f} "
+              f"({low:+.3f} to {high:+.3f}) | {difference} |")  # fmt: skip
 
 
 def main() -> None:
@@ -95,7 +96,7 @@ def main() -> None:
     for seed in () if arguments.report else arguments.seeds:
         done = {row["arm"] for row in rows if row["seed"] == seed}
         if missing := [arm for arm in ARMS if arm not in done]:
-            for row in runs(seed, missing):
+            for row in train_arms(seed, missing):
                 rows.append(row)
                 with arguments.store.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")

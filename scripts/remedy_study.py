@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from claims import committed, runs_of, spent_until
+from claims import commit_of, cost_until, runs_of
 from gxpo.compare.conclude import difference_spread, has_collapsed, trouble
 from gxpo.compare.inference import FEWEST_SEEDS, Spread, holm, mean_over_settings
 from gxpo.compare.results import Estimate, RunResult
@@ -53,53 +53,61 @@ class Side:
     failed: int
 
     def results(self, rows: Mapping[int, Row]) -> dict[int, RunResult]:
-        actual = {seed: result_of(row, self.label) for seed, row in rows.items()}
-        return {seed: r for seed, r in actual.items() if not trouble(r)}
+        results = {seed: result_of(row, self.label) for seed, row in rows.items()}
+        return {seed: r for seed, r in results.items() if not trouble(r)}
 
 
 # ---------------------------------------------------------------- runs
 def read_lists() -> dict[str, Any]:
-    """All experiments as one list."""
-    actual = [read_list(path) for path in LISTS]
-    settings = {name: setting for one in actual for name, setting in one["settings"].items()}
-    return {"settings": settings, "experiments": [e for one in actual for e in one["experiments"]]}
+    """Read all experiments as one list."""
+    plans = [read_list(path) for path in LISTS]
+    settings = {name: setting for plan in plans for name, setting in plan["settings"].items()}
+    return {"settings": settings, "experiments": [e for plan in plans for e in plan["experiments"]]}
 
 
-def sides_of(listed: Mapping[str, Any], experiment: Mapping[str, Any], store: Store) -> tuple[Side, list[Side]]:
-    """The untreated side and the remedies'."""
-    setting, pilot = listed["settings"][experiment["setting"]], experiment["seeds"]
+def sides_of(plan: Mapping[str, Any], experiment: Mapping[str, Any], store: Store) -> tuple[Side, list[Side]]:
+    """Return the untreated side and the remedies'."""
+    setting, pilot = plan["settings"][experiment["setting"]], experiment["seeds"]
 
     def side(arm: Mapping[str, Any]) -> Side:
-        actual = runs_of(setting, arm, MOST_SEEDS, store)
-        first = {s: r for s, r in actual.items() if s < pilot}
-        fresh = {s: r for s, r in actual.items() if s >= pilot}
-        failed = sum(bool(r["trouble"]) for r in actual.values())
+        rows = runs_of(setting, arm, MOST_SEEDS, store)
+        pilot_rows = {s: r for s, r in rows.items() if s < pilot}
+        fresh_rows = {s: r for s, r in rows.items() if s >= pilot}
+        failures = sum(bool(r["trouble"]) for r in rows.values())
         keys = arm["keys"]
-        return Side(arm["label"], arm.get("remedy", ""), keys, first, fresh if len(fresh) > pilot else first, failed)
+        return Side(
+            arm["label"],
+            arm.get("remedy", ""),
+            keys,
+            pilot_rows,
+            fresh_rows if len(fresh_rows) > pilot else pilot_rows,
+            failures,
+        )
 
     return side(experiment["base"]), [side(arm) for arm in experiment["arms"]]
 
 
 def spread(arm: Side, base: Side, rows: str = "rows") -> Spread | None:
-    """Paired difference at the end, over seeds and held-out tasks; None with fewer than three pairs. `base` has more
-    seeds than an arm without fresh ones."""
-    own_results = arm.results(getattr(arm, rows))
-    of_base = base.results({**base.pilot, **base.rows})
-    pairs = [(own_results[s], of_base[s]) for s in sorted(own_results) if s in of_base]
+    """Return the paired difference at the end, over seeds and held-out tasks; None with fewer than three pairs. `base`
+    has more seeds than an arm without fresh ones."""
+    arm_results = arm.results(getattr(arm, rows))
+    base_results = base.results({**base.pilot, **base.rows})
+    pairs = [(arm_results[s], base_results[s]) for s in sorted(arm_results) if s in base_results]
     return difference_spread(pairs, "eval_accuracy") if len(pairs) >= FEWEST_SEEDS else None
 
 
-def names(experiment: Mapping[str, Any]) -> list[str]:
-    """Ids of the experiment's sicknesses."""
+def sicknesses_of(experiment: Mapping[str, Any]) -> list[str]:
+    """Return the ids of the experiment's sicknesses."""
     text = experiment["sickness"]
     return [text] if isinstance(text, str) else list(text)
 
 
 # ---------------------------------------------------------------- whether they were sick
 def curve(rows: Mapping[int, Row], name: str) -> tuple[float, float]:
-    """Mean over runs of the first and of the last stretch of a metric of training; nan where none recorded it."""
-    actual = [r["curves"][name] for r in rows.values() if r["curves"].get(name)]
-    return (fmean(c[0][1] for c in actual), fmean(c[-1][1] for c in actual)) if actual else (math.nan, math.nan)
+    """Return the mean over runs of the first and of the last stretch of a metric of training; nan where none recorded
+    it."""
+    curves = [r["curves"][name] for r in rows.values() if r["curves"].get(name)]
+    return (fmean(c[0][1] for c in curves), fmean(c[-1][1] for c in curves)) if curves else (math.nan, math.nan)
 
 
 SIGNS: Mapping[str, tuple[str, ...]] = {  # sickness -> metrics that show it
@@ -116,7 +124,7 @@ SIGNS: Mapping[str, tuple[str, ...]] = {  # sickness -> metrics that show it
 
 
 def was_sick(name: str, rows: Mapping[int, Row]) -> bool:
-    """Whether the untreated runs had the sickness, by thresholds that were fixed before the study ran."""
+    """Tell whether the untreated runs had the sickness, by thresholds that were fixed before the study ran."""
     at = {metric: curve(rows, metric) for metric in SIGNS[name]}
     if name == "all_wrong":
         return at["zero_signal_groups"][0] >= 0.5 and at["success_rate"][0] <= 0.1
@@ -137,37 +145,41 @@ def was_sick(name: str, rows: Mapping[int, Row]) -> bool:
 
 
 # ---------------------------------------------------------------- what was measured
-def measured(listed: Mapping[str, Any], store: Store) -> list[Measurement]:
-    """Every remedy of every sickness over the tasks whose untreated runs were sick; Holm's correction over the remedies
-    of a sickness."""
+def measure_remedies(plan: Mapping[str, Any], store: Store) -> list[Measurement]:
+    """Measure every remedy of every sickness over the tasks whose untreated runs were sick, with Holm's correction over
+    the remedies of a sickness."""
     groups: dict[str, dict[str, list[tuple[str, Side, Side, Spread]]]] = {}
-    for experiment in listed["experiments"]:
-        base, arms = sides_of(listed, experiment, store)
-        for name in names(experiment):
+    for experiment in plan["experiments"]:
+        base, arms = sides_of(plan, experiment, store)
+        for name in sicknesses_of(experiment):
             if not base.pilot or not was_sick(name, base.pilot):
                 continue
             for arm in arms:
-                if (actual := spread(arm, base)) is not None:
-                    of_arm = groups.setdefault(name, {}).setdefault(arm.label, [])
-                    of_arm.append((experiment["setting"], arm, base, actual))
+                if (difference := spread(arm, base)) is not None:
+                    comparisons = groups.setdefault(name, {}).setdefault(arm.label, [])
+                    comparisons.append((experiment["setting"], arm, base, difference))
     out = []
-    for name, labels in groups.items():
-        means = {label: mean_over_settings([s for *_, s in actual]) for label, actual in labels.items()}
+    for name, by_label in groups.items():
+        means = {label: mean_over_settings([s for *_, s in comparisons]) for label, comparisons in by_label.items()}
         adjusted = dict(zip(means, holm([m.p for m in means.values()]), strict=True))
-        out += [_measured(name, actual, means[label], adjusted[label]) for label, actual in labels.items()]
+        out += [
+            _measurement(name, comparisons, means[label], adjusted[label]) for label, comparisons in by_label.items()
+        ]
     return sorted(out, key=lambda m: (m.sickness, -m.difference))
 
 
-def _measured(name: str, found: Sequence[tuple[str, Side, Side, Spread]], mean: Estimate, p: float) -> Measurement:
-    tasks, fallen, of_base, runs = [], 0, 0, 0
-    for setting, arm, base, s in found:
+def _measurement(
+    name: str, comparisons: Sequence[tuple[str, Side, Side, Spread]], mean: Estimate, p: float
+) -> Measurement:
+    tasks, collapses, base_collapses, runs = [], 0, 0, 0
+    for setting, arm, base, s in comparisons:
         e = s.estimate()
         tasks.append(OfTask(setting, round(e.mean, 4), round(e.low, 4), round(e.high, 4), e.n))
-        own_results, untreated = arm.results(arm.rows), base.results({**base.pilot, **base.rows})
-        fallen += sum(has_collapsed(r, "more") for r in own_results.values())
-        of_base += sum(has_collapsed(untreated[seed], "more") for seed in own_results if seed in untreated)
-        runs += len(own_results)
-    arm = found[0][1]
+        results, base_results = arm.results(arm.rows), base.results({**base.pilot, **base.rows})
+        collapses += sum(has_collapsed(r, "more") for r in results.values())
+        base_collapses += sum(has_collapsed(base_results[seed], "more") for seed in results if seed in base_results)
+        runs += len(results)
+    arm = comparisons[0][1]
     return Measurement(
         sickness=name,
         label=arm.label,
@@ -179,62 +191,62 @@ def _measured(name: str, found: Sequence[tuple[str, Side, Side, Spread]], mean: 
         p=float(f"{p:.2g}"),
         seeds=mean.n,
         tasks=tuple(tasks),
-        collapsed=fallen,
-        collapsed_untreated=of_base,
+        collapsed=collapses,
+        collapsed_untreated=base_collapses,
         runs=runs,
         commit=next((str(r["commit"]) for r in arm.rows.values()), ""),
     )
 
 
 # ---------------------------------------------------------------- runs to make
-def chosen(listed: Mapping[str, Any], store: Store) -> list[tuple[str, str]]:
-    """(sickness, label) of what gets more seeds: ahead of the untreated runs in the mean of its tasks' pilots, the
-    largest first, `OF_EACH` of a sickness and `CHOSEN` in all. By the pilot alone, so that it stays what it is."""
+def choose_remedies(plan: Mapping[str, Any], store: Store) -> list[tuple[str, str]]:
+    """Choose the (sickness, label) that get more seeds: ahead of the untreated runs in the mean of its tasks' pilots,
+    the largest first, `OF_EACH` of a sickness and `CHOSEN` in all. By the pilot alone, so that it stays what it is."""
     groups: dict[tuple[str, str], list[Spread]] = {}
-    for experiment in listed["experiments"]:
-        base, arms = sides_of(listed, experiment, store)
-        name = names(experiment)[0]
-        if not base.pilot or not any(was_sick(n, base.pilot) for n in names(experiment)):
+    for experiment in plan["experiments"]:
+        base, arms = sides_of(plan, experiment, store)
+        name = sicknesses_of(experiment)[0]
+        if not base.pilot or not any(was_sick(n, base.pilot) for n in sicknesses_of(experiment)):
             continue
         for arm in arms:
-            if (actual := spread(arm, base, "pilot")) is not None:
-                groups.setdefault((name, arm.label), []).append(actual)
-    means = {key: mean_over_settings(actual).mean for key, actual in groups.items()}
+            if (difference := spread(arm, base, "pilot")) is not None:
+                groups.setdefault((name, arm.label), []).append(difference)
+    means = {key: mean_over_settings(differences).mean for key, differences in groups.items()}
     ahead = sorted((key for key, mean in means.items() if mean > 0), key=lambda key: -means[key])
-    kept_keys: list[tuple[str, str]] = []
+    choice: list[tuple[str, str]] = []
     for rank in range(OF_EACH):  # the best of every sickness before the second best of any
         for key in ahead:
-            before = [k for k in ahead if k[0] == key[0]].index(key)
-            if before == rank and len(kept_keys) < CHOSEN:
-                kept_keys.append(key)
-    return kept_keys
+            position = [k for k in ahead if k[0] == key[0]].index(key)
+            if position == rank and len(choice) < CHOSEN:
+                choice.append(key)
+    return choice
 
 
-def second(listed: Mapping[str, Any], store: Store, seeds: int) -> dict[str, Any]:
-    """The list with the chosen remedies alone, at `seeds` seeds."""
-    kept_chosen = set(chosen(listed, store))
+def second_round(plan: Mapping[str, Any], store: Store, seeds: int) -> dict[str, Any]:
+    """Return the list with the chosen remedies alone, at `seeds` seeds."""
+    choice = set(choose_remedies(plan, store))
     experiments = []
-    for experiment in listed["experiments"]:
-        arms = [a for a in experiment["arms"] if (names(experiment)[0], a["label"]) in kept_chosen]
+    for experiment in plan["experiments"]:
+        arms = [a for a in experiment["arms"] if (sicknesses_of(experiment)[0], a["label"]) in choice]
         if arms:
             experiments.append({**experiment, "arms": arms, "seeds": seeds})
-    return {**listed, "experiments": experiments}
+    return {**plan, "experiments": experiments}
 
 
 # ---------------------------------------------------------------- the report
-def tables(listed: Mapping[str, Any], store: Store) -> Iterator[str]:
-    """Markdown: a table for each experiment, with what showed that the untreated runs were sick."""
-    for experiment in listed["experiments"]:
-        base, arms = sides_of(listed, experiment, store)
+def tables(plan: Mapping[str, Any], store: Store) -> Iterator[str]:
+    """Yield Markdown: a table for each experiment, with what showed that the untreated runs were sick."""
+    for experiment in plan["experiments"]:
+        base, arms = sides_of(plan, experiment, store)
         if not base.pilot:
             continue
-        setting = listed["settings"][experiment["setting"]]
-        yield f"### {' and '.join(names(experiment))}, {experiment['setting']}"
+        setting = plan["settings"][experiment["setting"]]
+        yield f"### {' and '.join(sicknesses_of(experiment))}, {experiment['setting']}"
         yield ""
-        for name in names(experiment):
-            seen_signs = [f"{m} {a:.3g} -> {b:.3g}" for m in SIGNS[name] for a, b in [curve(base.pilot, m)] if a == a]
+        for name in sicknesses_of(experiment):
+            signs = [f"{m} {a:.3g} -> {b:.3g}" for m in SIGNS[name] for a, b in [curve(base.pilot, m)] if a == a]
             sick = "" if was_sick(name, base.pilot) else f"; **not {name}: nothing is concluded for it**"
-            yield f"- untreated, {name}: {', '.join(seen_signs) or 'nothing recorded'}{sick}"
+            yield f"- untreated, {name}: {', '.join(signs) or 'nothing recorded'}{sick}"
         budget = ", ".join(f"{amount:,} {unit}" for unit, amount in setting["budget"].items())
         yield f"- {budget} a run, target {experiment['target']}"
         yield ""
@@ -245,36 +257,36 @@ def tables(listed: Mapping[str, Any], store: Store) -> Iterator[str]:
         yield ""
 
 
-def condensed(listed: Mapping[str, Any], store: Store) -> Iterator[str]:
-    """Markdown: a row for each experiment."""
+def experiment_rows(plan: Mapping[str, Any], store: Store) -> Iterator[str]:
+    """Yield Markdown: a row for each experiment."""
     yield "| sickness, task, target | untreated | remedies |"
     yield "|---" * 3 + "|"
-    for experiment in listed["experiments"]:
-        base, arms = sides_of(listed, experiment, store)
+    for experiment in plan["experiments"]:
+        base, arms = sides_of(plan, experiment, store)
         if not base.pilot:
             continue
-        target, healthy = experiment["target"], [n for n in names(experiment) if not was_sick(n, base.pilot)]
+        target, healthy = experiment["target"], [n for n in sicknesses_of(experiment) if not was_sick(n, base.pilot)]
         none = f" (no conclusion for {', '.join(healthy)})" if healthy else ""
         untreated = _figures(base, {**base.pilot, **base.rows}, target)
-        messages = []
+        texts = []
         for side in arms:
-            actual = spread(side, base)
-            less = interval(actual.estimate(), sign=True) if actual is not None else "too few pairs"
-            messages.append(f"{side.label} {less}; {_figures(side, side.rows, target)}")
-        where = f"{', '.join(names(experiment))}: {experiment['setting']}, {target}"
-        yield f"| {where} | {untreated}{none} | {'. '.join(messages)} |"
+            difference = spread(side, base)
+            less = interval(difference.estimate(), sign=True) if difference is not None else "too few pairs"
+            texts.append(f"{side.label} {less}; {_figures(side, side.rows, target)}")
+        where = f"{', '.join(sicknesses_of(experiment))}: {experiment['setting']}, {target}"
+        yield f"| {where} | {untreated}{none} | {'. '.join(texts)} |"
 
 
 def _figures(side: Side, rows: Mapping[int, Row], target: float) -> str:
-    """Mean end, runs that reached the target of all, thousand tokens until then, collapsed."""
+    """Format the mean end, runs that reached the target of all, thousand tokens until then, collapsed."""
     results = side.results(rows)
     if not results:
         return "no run"
-    spent = [spent_until(rows[s], target, "tokens") for s in results]
-    fallen = sum(has_collapsed(r, "more") for r in results.values())
+    costs = [cost_until(rows[s], target, "tokens") for s in results]
+    collapses = sum(has_collapsed(r, "more") for r in results.values())
     return (
-        f"{number(fmean(r.end for r in results.values()))}, {sum(reached for _, reached in spent)} of {len(spent)}, "
-        f"{fmean(x for x, _ in spent) / 1000:.0f} k" + (f", {fallen} collapsed" if fallen else "")
+        f"{number(fmean(r.end for r in results.values()))}, {sum(reached for _, reached in costs)} of {len(costs)}, "
+        f"{fmean(x for x, _ in costs) / 1000:.0f} k" + (f", {collapses} collapsed" if collapses else "")
     )
 
 
@@ -283,23 +295,23 @@ def _line(side: Side, base: Side, target: float) -> str:
     results = side.results(rows)
     if not results:
         return f"| {side.label} | 0 | | | | | | {side.failed} |"
-    spent = [spent_until(rows[s], target, "tokens") for s in results]
+    costs = [cost_until(rows[s], target, "tokens") for s in results]
     text = ""
     if side is not base:
-        actual = spread(side, base)
-        text = interval(actual.estimate(), sign=True) if actual is not None else "too few pairs"
+        difference = spread(side, base)
+        text = interval(difference.estimate(), sign=True) if difference is not None else "too few pairs"
     return (
         f"| {side.label} | {len(results)} | {number(fmean(r.end for r in results.values()))} | {text} | "
-        f"{sum(reached for _, reached in spent)} of {len(spent)} | {count(fmean(x for x, _ in spent))} | "
+        f"{sum(reached for _, reached in costs)} of {len(costs)} | {count(fmean(x for x, _ in costs))} | "
         f"{sum(has_collapsed(r, 'more') for r in results.values())} | {side.failed} |"
     )
 
 
-def summary(found: Sequence[Measurement]) -> Iterator[str]:
-    """Markdown: every remedy of every sickness over its tasks."""
+def summary(measurements: Sequence[Measurement]) -> Iterator[str]:
+    """Yield Markdown: every remedy of every sickness over its tasks."""
     yield "| sickness | remedy | tasks | seeds | less untreated (95 %) | collapsed, untreated | verdict |"
     yield "|---" * 7 + "|"
-    for m in found:
+    for m in measurements:
         text = interval(Estimate(m.difference, m.low, m.high, m.seeds), sign=True)
         fallen = f"{m.collapsed} and {m.collapsed_untreated} of {m.runs}"
         yield (
@@ -308,9 +320,9 @@ def summary(found: Sequence[Measurement]) -> Iterator[str]:
         )
 
 
-def page(listed: Mapping[str, Any], store: Store) -> str:
-    """docs/remedies.md."""
-    actual = measured(listed, store)
+def page(plan: Mapping[str, Any], store: Store) -> str:
+    """Return the text of docs/remedies.md."""
+    measurements = measure_remedies(plan, store)
     return "\n".join(
         [
             "# Remedies: what helped sick runs here",
@@ -320,7 +332,7 @@ def page(listed: Mapping[str, Any], store: Store) -> str:
             "```",
             "",
             "prints this from the runs in `studies/runs.jsonl.gz`; `--run` makes what is missing. "
-            f"{', '.join(f'`studies/{path.name}` was committed as {committed(path)}' for path in LISTS)}, each "
+            f"{', '.join(f'`studies/{path.name}` was committed as {commit_of(path)}' for path in LISTS)}, each "
             "before any of its runs; the second when the first seed of the first had run, the third after the pilots "
             "of both, for sicknesses that their runs did not have. Each remedy "
             "is held against the untreated run of the same seed on the same held-out tasks, at equal generated "
@@ -332,7 +344,7 @@ def page(listed: Mapping[str, Any], store: Store) -> str:
             "interval is above 0 and another's below. The first five seeds chose what got more; where there are more, "
             "those five are in no estimate. Collapsed: ended below half of its best evaluation.",
             "",
-            *summary(actual),
+            *summary(measurements),
             "",
             "## By task",
             "",
@@ -340,7 +352,7 @@ def page(listed: Mapping[str, Any], store: Store) -> str:
             "target, and thousand tokens until then (the budget where it was not reached). *No conclusion*: the "
             "untreated runs turned out not to be sick.",
             "",
-            *condensed(listed, store),
+            *experiment_rows(plan, store),
             "",
         ]
     )
@@ -355,24 +367,24 @@ def main() -> None:
     parser.add_argument("--skip", nargs="*", default=[], help="ids of experiments of which no more runs are made")
     parser.add_argument("--write", action="store_true", help="write docs/remedies.md and the doctor's evidence")
     arguments = parser.parse_args()
-    listed = read_lists()
+    plan = read_lists()
     if arguments.run:
-        how = {
+        options = {
             "hours": arguments.hours,
             "workers": arguments.workers,
             "folder": HERE / "runs" / "studies",
             "skip": arguments.skip,
         }
-        if run([listed], **how) or run([second(listed, read_store(STORE), arguments.seeds)], **how):
+        if run([plan], **options) or run([second_round(plan, read_store(STORE), arguments.seeds)], **options):
             print("runs are still missing; the same command goes on")
     store = with_former(read_store(STORE))
-    actual = measured(listed, store)
-    print("\n".join([*tables(listed, store), *summary(actual)]))
-    print("more seeds for:", ", ".join(f"{name}: {label}" for name, label in chosen(listed, store)) or "nothing")
+    measurements = measure_remedies(plan, store)
+    print("\n".join([*tables(plan, store), *summary(measurements)]))
+    print("more seeds for:", ", ".join(f"{name}: {label}" for name, label in choose_remedies(plan, store)) or "nothing")
     if arguments.write:
-        PAGE.write_text(page(listed, store))
-        PATH.write_text(to_json(actual))
-        print(json.dumps({"remedies": len(actual), "written": [str(PAGE), str(PATH)]}))
+        PAGE.write_text(page(plan, store))
+        PATH.write_text(to_json(measurements))
+        print(json.dumps({"remedies": len(measurements), "written": [str(PAGE), str(PATH)]}))
 
 
 if __name__ == "__main__":

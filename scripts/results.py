@@ -41,36 +41,36 @@ Store = Mapping[tuple[str, int], Mapping[str, Any]]
 
 
 def comparisons(path: Path, store: Store) -> list[Comparison]:
-    """What the runs of a list say, experiment by experiment; those with too few runs are left out."""
-    listed = read_list(path)
-    names = {id(s): name for name, s in listed["settings"].items()}
-    actual = []
-    for experiment in listed["experiments"]:
-        for setting, stated_value, seeds in sides(listed, experiment):
-            built_concluded = concluded(names[id(setting)], setting, stated_value, seeds, store)
-            if built_concluded is not None:
-                actual.append(built_concluded)
-    return actual
+    """Conclude from the runs of a list, experiment by experiment; those with too few runs are left out."""
+    plan = read_list(path)
+    names = {id(s): name for name, s in plan["settings"].items()}
+    out = []
+    for experiment in plan["experiments"]:
+        for setting, arms, seeds in sides(plan, experiment):
+            comparison = conclude_arms(names[id(setting)], setting, arms, seeds, store)
+            if comparison is not None:
+                out.append(comparison)
+    return out
 
 
-def concluded(
-    name: str, setting: Mapping[str, Any], stated: Sequence[Mapping[str, Any]], seeds: int, store: Store
+def conclude_arms(
+    name: str, setting: Mapping[str, Any], arm_keys: Sequence[Mapping[str, Any]], seeds: int, store: Store
 ) -> Comparison | None:
-    """The base and the arms that have runs enough; None where the base or all arms have not."""
-    arms = [Arm(a["label"], a["keys"], kind_of(a, first=i == 0)) for i, a in enumerate(stated)]
+    """Compare the base with the arms that have runs enough; None where the base or all arms have not."""
+    arms = [Arm(a["label"], a["keys"], kind_of(a, first=i == 0)) for i, a in enumerate(arm_keys)]
     rows = {
         arm.label: [store[d, s] for s in range(seeds) if (d, s) in store]
-        for arm, a in zip(arms, stated, strict=True)
+        for arm, a in zip(arms, arm_keys, strict=True)
         for d in [digest(keys_of(setting, a))]
     }
-    remote_arms = [arm for arm in arms if len(rows[arm.label]) >= FEWEST]
-    if arms[0] not in remote_arms or len(remote_arms) < min(2, len(arms)):
+    arms_with_rows = [arm for arm in arms if len(rows[arm.label]) >= FEWEST]
+    if arms[0] not in arms_with_rows or len(arms_with_rows) < min(2, len(arms)):
         return None
     (unit, amount), *_ = setting["budget"].items()
     measure = setting.get("measure", "eval_accuracy")
     return conclude(
-        [result_of(row, arm.label, measure) for arm in remote_arms for row in rows[arm.label]],
-        remote_arms,
+        [result_of(row, arm.label, measure) for arm in arms_with_rows for row in rows[arm.label]],
+        arms_with_rows,
         setting=name,
         measure=measure,
         better=setting.get("better", "more"),
@@ -80,15 +80,15 @@ def concluded(
     )
 
 
-def kind_of(stated: Mapping[str, Any], *, first: bool) -> Kind:
-    """Of an arm of a list, whose first is the base."""
+def kind_of(arm: Mapping[str, Any], *, first: bool) -> Kind:
+    """Return the kind of an arm of a list, whose first is the base."""
     if first:
         return "base"
-    return "control" if stated.get("control") or stated["label"] == SHUFFLED else "arm"
+    return "control" if arm.get("control") or arm["label"] == SHUFFLED else "arm"
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """A line for each base with the arms that follow it, those told from it in bold."""
+    """Make a line for each base with the arms that follow it, those told from it in bold."""
     groups: list[list[Row]] = []
     for row in rows:
         if row.against and groups:
@@ -105,15 +105,15 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 def _arm(row: Row) -> str:
     keys = f" {textwrap.shorten(row.keys, LONGEST_KEYS, placeholder=' ...')}" if row.keys else ""
-    actual = number(row.difference, sign=True)
+    difference = number(row.difference, sign=True)
     if math.isfinite(row.low):
-        actual += f" ({number(row.low, sign=True)} to {number(row.high, sign=True)})"
-    message = f"`{row.method}{keys}` {actual}"
+        difference += f" ({number(row.low, sign=True)} to {number(row.high, sign=True)})"
+    message = f"`{row.method}{keys}` {difference}"
     return f"**{message}**" if row.verdict in ("better", "worse") else message
 
 
 def write(rows: Sequence[str]) -> None:
-    """The file of rows, and the table in the page."""
+    """Write the file of rows, and the table in the page."""
     TABLE.write_text("\n".join([heading(), *rows]) + "\n", encoding="utf-8")
     text = PAGE.read_text(encoding="utf-8")
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
@@ -122,7 +122,7 @@ def write(rows: Sequence[str]) -> None:
 
 
 def write_effects(rows: Sequence[Mapping[str, str]]) -> None:
-    """What `gxpo methods` quotes: published methods against their base, outside of the studies of remedies."""
+    """Write what `gxpo methods` quotes: published methods against their base, outside of the studies of remedies."""
     with EFFECTS.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
@@ -136,10 +136,11 @@ def write_effects(rows: Sequence[Mapping[str, str]]) -> None:
         )
 
 
-def validated(found: Sequence[Comparison], settings: Sequence[str]) -> list[str]:
-    """Lines of a suite's file: of each of its settings, every arm less the base; positive is in the arm's favour."""
+def suite_lines(comparisons: Sequence[Comparison], settings: Sequence[str]) -> list[str]:
+    """Make the lines of a suite's file: of each of its settings, every arm less the base; positive is in the arm's
+    favour."""
     lines = []
-    for c in (c for c in found if c.setting in settings):
+    for c in (c for c in comparisons if c.setting in settings):
         lines += [
             f"  - {{setting: {c.setting}, method: {d.arm}, difference: {d.end.mean:.4f}, low: {d.end.low:.4f}, "
             f"high: {d.end.high:.4f}, seeds: {d.end.n}, commit: {c.versions['commit']}}}"
@@ -148,37 +149,37 @@ def validated(found: Sequence[Comparison], settings: Sequence[str]) -> list[str]
     return ["validated:", *lines] if lines else []
 
 
-def write_validated(found: Sequence[Comparison]) -> None:
-    """What was measured, into the file of each suite."""
+def write_suites(comparisons: Sequence[Comparison]) -> None:
+    """Write what was measured into the file of each suite."""
     for name in suites.names():
         path = SUITES / f"{name}.yaml"
-        own_names = [s.name for s in suites.suite(name).settings]
+        settings = [s.name for s in suites.suite(name).settings]
         before = path.read_text(encoding="utf-8").partition("validated:")[0].rstrip()
-        path.write_text("\n".join([before, *validated(found, own_names), ""]), encoding="utf-8")
+        path.write_text("\n".join([before, *suite_lines(comparisons, settings), ""]), encoding="utf-8")
 
 
-def check(document: Path, study: str) -> list[str]:
-    """What is wrong with a study's rows, against the compare.json of its runs."""
-    read = json.loads(document.read_text(encoding="utf-8"))
-    wrong = []
+def check(path: Path, study: str) -> list[str]:
+    """List the differences between a study's rows and the compare.json of its runs."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    problems = []
     rows = [r for r in read_rows(TABLE) if r.study == study]
-    for value in read if isinstance(read, list) else [read]:
+    for value in document if isinstance(document, list) else [document]:
         differences = {d["arm"]: d["end"] for d in value["differences"]}
         for arm in value["arms"]:
             method = arm["keys"].get("method", value["keys"].get("method", arm["label"]))
-            own_rows = [r for r in rows if r.setting == value["setting"] and r.method == method]
+            rows_of_arm = [r for r in rows if r.setting == value["setting"] and r.method == method]
             end = differences.get(arm["label"], {})
             expected = (arm["start"]["mean"], arm["end"]["mean"], end.get("mean"), end.get("low"), end.get("high"))
-            if not any(_equal((r.start, r.end, r.difference, r.low, r.high), expected) for r in own_rows):
-                wrong.append(f"{value['setting']}: no row of {study} says what the runs of {arm['label']} say")
-    return wrong
+            if not any(_equal((r.start, r.end, r.difference, r.low, r.high), expected) for r in rows_of_arm):
+                problems.append(f"{value['setting']}: no row of {study} says what the runs of {arm['label']} say")
+    return problems
 
 
-def _equal(row: Sequence[float], wanted: Sequence[float | None]) -> bool:
-    """To the six digits that a row has."""
+def _equal(row: Sequence[float], expected: Sequence[float | None]) -> bool:
+    """Compare to the six digits that a row has."""
     return all(
         math.isnan(r) if w is None else math.isclose(r, w, rel_tol=1e-5, abs_tol=1e-9)
-        for r, w in zip(row, wanted, strict=True)
+        for r, w in zip(row, expected, strict=True)
     )
 
 
@@ -187,24 +188,24 @@ def main() -> None:
     parser.add_argument("--check", nargs=2, metavar=("COMPARE.JSON", "STUDY"))
     arguments = parser.parse_args()
     if arguments.check:
-        wrong = check(Path(arguments.check[0]), arguments.check[1])
-        sys.exit("\n".join(wrong) if wrong else 0)
+        problems = check(Path(arguments.check[0]), arguments.check[1])
+        sys.exit("\n".join(problems) if problems else 0)
     common_store = read_store(STORE)
     store = with_former(common_store)
     lists = sorted((HERE / "studies").glob("*.yaml"))
-    ours = []
+    own_lines = []
     for path in lists:
-        own_store = read_store(path.with_suffix(".jsonl"))  # empty where its runs are among the common ones
-        rows = with_former({**common_store, **own_store}) if own_store else store
-        ours += [line for c in comparisons(path, rows) for line in lines_of(c, path.stem)]
-    kept_values = []
+        list_store = read_store(path.with_suffix(".jsonl"))  # empty where its runs are among the common ones
+        runs = with_former({**common_store, **list_store}) if list_store else store
+        own_lines += [line for c in comparisons(path, runs) for line in lines_of(c, path.stem)]
+    other_lines = []
     if TABLE.is_file():
         names = {path.stem for path in lists}
         others = [r.study not in names for r in read_rows(TABLE)]
         text = TABLE.read_text(encoding="utf-8").splitlines()[1:]
-        kept_values = [line for line, other in zip(text, others, strict=True) if other]
-    write(list(dict.fromkeys([*ours, *kept_values])))
-    write_validated(comparisons(HERE / "studies" / "suites.yaml", store))
+        other_lines = [line for line, other in zip(text, others, strict=True) if other]
+    write(list(dict.fromkeys([*own_lines, *other_lines])))
+    write_suites(comparisons(HERE / "studies" / "suites.yaml", store))
     print(f"{len(read_rows(TABLE))} rows in {TABLE.relative_to(HERE)}")
 
 

@@ -49,26 +49,26 @@ OBJECTIVES: dict[str, dict[str, Any]] = {  # credit is that of the file's method
 }  # fmt: skip
 
 
-def trained(file: str, staleness: int, seed: int, variant: str, sets: list[str]) -> dict[str, Any]:
-    """A run: held-out accuracy before and after, and means over its steps."""
-    own_settings = {"async.max_staleness": staleness, "seed": seed, **(VARIANTS | OBJECTIVES)[variant]}
-    given_over = config.over(config.read(file), config.parse_set(sets))
-    given_over = config.over(given_over, {key: Stated(value, "study") for key, value in own_settings.items()})
+def train_run(file: str, staleness: int, seed: int, variant: str, sets: list[str]) -> dict[str, Any]:
+    """Train a run; return held-out accuracy before and after, and means over its steps."""
+    keys = {"async.max_staleness": staleness, "seed": seed, **(VARIANTS | OBJECTIVES)[variant]}
+    settings = config.over(config.read(file), config.parse_set(sets))
+    settings = config.over(settings, {key: Stated(value, "study") for key, value in keys.items()})
     with tempfile.TemporaryDirectory(prefix="gxpo-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = Trainer(config.resolve(given_over), out=Path(folder) / "run")
+        trainer = Trainer(config.resolve(settings), out=Path(folder) / "run")
         start, load = time.perf_counter(), os.getloadavg()[0]
         try:
             trainer.train()
         finally:
             trainer.close()
-        took = time.perf_counter() - start
+        run_seconds = time.perf_counter() - start
         rows = trainer.metrics_file.read()
-        held_eval_accuracies = [row["eval_accuracy"] for row in trainer.evaluations.read()]
+        accuracies = [row["eval_accuracy"] for row in trainer.evaluations.read()]
 
     def mean(name: str) -> float | None:
-        known_rows = [row[name] for row in rows if row.get(name) is not None]
-        return fmean(known_rows) if known_rows else None
+        values = [row[name] for row in rows if row.get(name) is not None]
+        return fmean(values) if values else None
 
     return {
         "configuration": Path(file).stem,
@@ -77,14 +77,14 @@ def trained(file: str, staleness: int, seed: int, variant: str, sets: list[str])
         "max_staleness": staleness,
         "seed": seed,
         "steps": len(rows),
-        "before": held_eval_accuracies[0],
-        "after": held_eval_accuracies[-1],
+        "before": accuracies[0],
+        "after": accuracies[-1],
         **{name: mean(name) for name in ("staleness_mean", "mismatch_kl", "grad_norm", "success_rate")},
         "time_wait_s": sum(row.get("time_wait_s", 0.0) for row in rows),
         "time_sample_s": sum(row["time_sample_s"] for row in rows),
         "time_update_s": sum(row["time_update_s"] for row in rows),
         "time_step_s": sum(row["time_step_s"] for row in rows),
-        "time_run_s": took,
+        "time_run_s": run_seconds,
         "threads": torch.get_num_threads(),
         "processors": os.cpu_count(),
         "load_before": load,
@@ -93,28 +93,32 @@ def trained(file: str, staleness: int, seed: int, variant: str, sets: list[str])
 
 
 def report(rows: list[dict[str, Any]]) -> None:
-    """The table: accuracy, divergence, and where the time went."""
+    """Print the table: accuracy, divergence, and where the time went."""
     print("| variant | async.max_staleness | seeds | held-out accuracy (95%) | less 0 of the same seed (95%) "
           "| mismatch KL | waited | sampling | updates | steps in all |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|---|---|")
     after = {(*_kind(r), r["max_staleness"], r["seed"]): r["after"] for r in rows}
     kinds = dict.fromkeys((*_kind(r), r["max_staleness"]) for r in rows)
     for kind in sorted(kinds):
-        own_rows = [r for r in rows if (*_kind(r), r["max_staleness"]) == kind]
-        low, high = mean_interval([r["after"] for r in own_rows])
-        calm = (*kind[:-2], "plain" if kind[-2] == "corrected" else kind[-2], 0)
-        apart = [r["after"] - after[(*calm, r["seed"])] for r in own_rows if (*calm, r["seed"]) in after]
-        less = "{:+.3f} ({:+.3f} to {:+.3f})".format(fmean(apart), *mean_interval(apart)) if kind[-1] and apart else "-"
-        known_mismatch_kls = [r["mismatch_kl"] for r in own_rows if r["mismatch_kl"] is not None]
-        seconds = (fmean(r[f"time_{name}_s"] for r in own_rows) for name in ("wait", "sample", "update", "step"))
+        kind_rows = [r for r in rows if (*_kind(r), r["max_staleness"]) == kind]
+        low, high = mean_interval([r["after"] for r in kind_rows])
+        baseline = (*kind[:-2], "plain" if kind[-2] == "corrected" else kind[-2], 0)
+        differences = [r["after"] - after[(*baseline, r["seed"])] for r in kind_rows if (*baseline, r["seed"]) in after]
+        difference_text = (
+            "{:+.3f} ({:+.3f} to {:+.3f})".format(fmean(differences), *mean_interval(differences))
+            if kind[-1] and differences
+            else "-"
+        )
+        mismatch_kls = [r["mismatch_kl"] for r in kind_rows if r["mismatch_kl"] is not None]
+        seconds = (fmean(r[f"time_{name}_s"] for r in kind_rows) for name in ("wait", "sample", "update", "step"))
         print(f"| {kind[-2]} | {kind[-1]} "
-              f"| {len(own_rows)} | {fmean(r['after'] for r in own_rows):.3f} ({low:.3f} to {high:.3f}) "
-              f"| {less} | {f'{fmean(known_mismatch_kls):.1e}' if known_mismatch_kls else '-'} | "
+              f"| {len(kind_rows)} | {fmean(r['after'] for r in kind_rows):.3f} ({low:.3f} to {high:.3f}) "
+              f"| {difference_text} | {f'{fmean(mismatch_kls):.1e}' if mismatch_kls else '-'} | "
               + " | ".join(f"{x:.0f} s" for x in seconds) + " |")  # fmt: skip
 
 
 def _kind(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What runs of a row of the table have in common, but for their age."""
+    """Return what runs of a row of the table have in common, but for their age."""
     return (row["configuration"], tuple(row["sets"]), row["variant"])
 
 
@@ -139,7 +143,7 @@ def main() -> None:
                         continue  # nothing to correct: its runs are compared with "plain"
                     if (Path(arguments.file).stem, tuple(arguments.set), variant, staleness, seed) in done:
                         continue
-                    row = trained(arguments.file, staleness, seed, variant, arguments.set)
+                    row = train_run(arguments.file, staleness, seed, variant, arguments.set)
                     rows.append(row)
                     with open(arguments.out, "a", encoding="utf-8") as file:
                         file.write(json.dumps(row) + "\n")

@@ -36,61 +36,59 @@ QUIET = {"trainer.rollouts_every": 0, "doctor.every": 0, "trainer.checkpoint_eve
 
 
 def read_list(path: Path) -> dict[str, Any]:
-    """A list of experiments with its settings, as plain dictionaries."""
+    """Read a list of experiments with its settings, as plain dictionaries."""
     return yamltext.plain(yamltext.load(path.read_text(encoding="utf-8"), str(path)), str(path))
 
 
 def keys_of(setting: Mapping[str, Any], arm: Mapping[str, Any]) -> dict[str, Any]:
-    """All keys of an arm's run but the seed: the setting's, the arm's over them, the budget."""
+    """Merge all keys of an arm's run but the seed: the setting's, the arm's over them, the budget."""
     limits = {f"trainer.max_{unit}": amount for unit, amount in setting["budget"].items()}
-    given_settings = {"trainer.steps": FOREVER, "eval.points": POINTS, **QUIET, **limits}
-    below = config.over({}, dotted(with_origin({**given_settings, **setting["keys"]}, "setting")))
-    actual = config.over(below, dotted(with_origin(arm.get("keys", {}), "arm")))
-    return {k: s.value for k, s in actual.items()}
+    defaults = {"trainer.steps": FOREVER, "eval.points": POINTS, **QUIET, **limits}
+    setting_keys = config.over({}, dotted(with_origin({**defaults, **setting["keys"]}, "setting")))
+    settings = config.over(setting_keys, dotted(with_origin(arm.get("keys", {}), "arm")))
+    return {k: s.value for k, s in settings.items()}
 
 
-def sides(
-    listed: Mapping[str, Any], experiment: Mapping[str, Any]
-) -> Iterator[tuple[Mapping[str, Any], list[Any], int]]:
-    """(setting, arms with the base first, seeds) of an experiment and of its varied condition."""
+def sides(plan: Mapping[str, Any], experiment: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], list[Any], int]]:
+    """Yield (setting, arms with the base first, seeds) of an experiment and of its varied condition."""
     for part in (experiment, experiment.get("varied")):
         if part and part.get("arms") is not None:
             seeds = part.get("seeds", experiment["seeds"])
             base = part.get("base") or experiment["base"]
-            yield listed["settings"][part.get("setting", experiment["setting"])], [base, *part["arms"]], seeds
+            yield plan["settings"][part.get("setting", experiment["setting"])], [base, *part["arms"]], seeds
 
 
-def wanted(
+def list_runs(
     lists: Sequence[Mapping[str, Any]], *, only: Sequence[str] = (), skip: Sequence[str] = (), seeds: int | None = None
 ) -> list[tuple[dict[str, Any], int]]:
-    """Every (keys, seed), seed by seed, so that what is there at any time has all arms."""
-    out = []
-    for listed in lists:
-        for experiment in listed["experiments"]:
+    """List every (keys, seed), seed by seed, so that what is there at any time has all arms."""
+    runs = []
+    for plan in lists:
+        for experiment in plan["experiments"]:
             if (only and experiment["id"] not in only) or experiment["id"] in skip:
                 continue
-            for setting, arms, n in sides(listed, experiment):
+            for setting, arms, n in sides(plan, experiment):
                 first = experiment.get("first_seed", 0)
                 for seed in range(first, first + (seeds or n)):
-                    out += [(seed, keys_of(setting, arm)) for arm in arms]
-    return [({**keys, "seed": seed}, seed) for seed, keys in sorted(out, key=lambda pair: pair[0])]
+                    runs += [(seed, keys_of(setting, arm)) for arm in arms]
+    return [({**keys, "seed": seed}, seed) for seed, keys in sorted(runs, key=lambda pair: pair[0])]
 
 
 def seconds_of(lists: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Configuration -> CPU seconds of a run, as its experiment expects."""
-    actual: dict[str, float] = {}
-    for listed in lists:
-        for experiment in listed["experiments"]:
-            for setting, arms, _ in sides(listed, experiment):
-                actual |= {digest(keys_of(setting, arm)): experiment.get("seconds_per_run", 10) for arm in arms}
-    return actual
+    """Map each configuration to the CPU seconds of a run, as its experiment expects."""
+    seconds: dict[str, float] = {}
+    for plan in lists:
+        for experiment in plan["experiments"]:
+            for setting, arms, _ in sides(plan, experiment):
+                seconds |= {digest(keys_of(setting, arm)): experiment.get("seconds_per_run", 10) for arm in arms}
+    return seconds
 
 
 def run(
     lists: Sequence[Mapping[str, Any]], *, hours: float, workers: int, folder: Path, store: Path = STORE, **which: Any
 ) -> int:
-    """Make what is missing for at most so many hours; the number of runs that are still missing."""
-    todo = missing(wanted(lists, **which), read_store(store))
+    """Make what is missing for at most so many hours; return the number of runs that are still missing."""
+    todo = missing(list_runs(lists, **which), read_store(store))
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE, check=True
     )
@@ -143,7 +141,7 @@ def main() -> None:
         parser.error("give a list of experiments, as studies/claims.yaml")
     lists = [read_list(path) for path in arguments.lists]
     which = {"only": arguments.only, "skip": arguments.skip, "seeds": arguments.seeds}
-    todo = missing(wanted(lists, **which), read_store(arguments.store))
+    todo = missing(list_runs(lists, **which), read_store(arguments.store))
     cost = seconds_of(lists)
     total = sum(cost[digest(keys)] for keys, _ in todo)
     print(

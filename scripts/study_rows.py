@@ -27,8 +27,8 @@ DIGITS = 4
 
 
 def digest(keys: Mapping[str, Any]) -> str:
-    """Name of a configuration: equal for equal keys in whatever order, the seed left out. The order in which a finite
-    list of tasks is drawn counts: runs that counted steps from 0 have another name.
+    """Name a configuration: equal for equal keys in whatever order, the seed left out. The order in which a finite list
+    of tasks is drawn counts: runs that counted steps from 0 have another name.
 
     >>> digest({"a": 1, "b": [2], "seed": 3}) == digest({"b": [2], "a": 1, "seed": 4})
     True
@@ -42,7 +42,7 @@ def _digest(keys: Mapping[str, Any]) -> str:
 
 
 def row_of(run: Path, keys: Mapping[str, Any], *, trouble: str = "", commit: str = "") -> dict[str, Any]:
-    """The row of a run directory.
+    """Make the row of a run directory.
 
     evaluations  step, tokens, updates and seconds spent before each, and its figures
     tasks        held-out tasks of the first and the last evaluation; `bits`: the verdict of each, in the order of the
@@ -91,49 +91,49 @@ def row_of(run: Path, keys: Mapping[str, Any], *, trouble: str = "", commit: str
 
 
 def findings_of(run: Path) -> list[list[str]]:
-    """[severity, first sickness] of each finding of `gxpo doctor` that is not a note."""
+    """List [severity, first sickness] of each finding of `gxpo doctor` that is not a note."""
     return [[f.severity, f.ids[0]] for f in diagnose(read(run)).findings if f.severity != "note"]
 
 
 def result_of(row: Mapping[str, Any], arm: str, measure: str = "eval_accuracy") -> RunResult:
-    """The run of a row under an arm's name. `measure`: a figure of the evaluations.
+    """Read the run of a row under an arm's name. `measure`: a figure of the evaluations.
 
     Raises `RecordError` where the run did not record it.
     """
-    actual = row["evaluations"]
-    if not actual or any(measure not in e for e in actual):
-        remote_text = ", ".join(sorted(k for k in (actual[0] if actual else {}) if k.startswith("eval_")))
+    evaluations = row["evaluations"]
+    if not evaluations or any(measure not in e for e in evaluations):
+        measures = ", ".join(sorted(k for k in (evaluations[0] if evaluations else {}) if k.startswith("eval_")))
         raise RecordError(
-            f"run {row['digest']} seed {row['seed']} has no {measure}; there is {remote_text or 'no evaluation'}"
+            f"run {row['digest']} seed {row['seed']} has no {measure}; there is {measures or 'no evaluation'}"
         )
     paired = measure == "eval_accuracy" and "bits" in row
     return RunResult(
         arm=arm,
         seed=row["seed"],
         path=f"{row['digest']}/seed-{row['seed']}",
-        points=[Point(e["step"], e["tokens"], e["updates"], e["seconds"], e[measure]) for e in actual],
+        points=[Point(e["step"], e["tokens"], e["updates"], e["seconds"], e[measure]) for e in evaluations],
         before=verdicts_of(row["bits_before"]) if paired else {},
         after=verdicts_of(row["bits"]) if paired else {},
         discarded_rollouts=row["discarded_rollouts"],
-        figures={k: v for k, v in actual[-1].items() if k.startswith("eval_")},
+        figures={k: v for k, v in evaluations[-1].items() if k.startswith("eval_")},
         trouble=row["trouble"],
     )
 
 
 def archive_of(path: Path) -> Path:
-    """Compressed rows beside a store: `runs.jsonl.gz` of `runs.jsonl`."""
+    """Name the compressed rows beside a store: `runs.jsonl.gz` of `runs.jsonl`."""
     return path.with_name(f"{path.name}.gz")
 
 
 def read_lines(path: Path) -> list[str]:
-    """Lines of a store: those of its archive, then those appended since."""
+    """Read the lines of a store: those of its archive, then those appended since."""
     archive = archive_of(path)
     text = gzip.decompress(archive.read_bytes()).decode() if archive.is_file() else ""
     return (text + (path.read_text(encoding="utf-8") if path.is_file() else "")).split("\n")
 
 
 def read_store(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """(digest, seed) -> row. A last line that a kill cut off is left out; any other bad line is a `RecordError`."""
+    """Map (digest, seed) to row. A last line that a kill cut off is left out; any other bad line is a `RecordError`."""
     out: dict[tuple[str, int], dict[str, Any]] = {}
     lines = read_lines(path)
     for number, line in enumerate(lines, 1):
@@ -163,15 +163,20 @@ def pack(path: Path) -> None:
 
 
 def with_former(store: Mapping[tuple[str, int], dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
-    """The rows of a store for a report of what was measured: those made in the former order of tasks are found, too.
+    """Return the rows of a store for a report of what was measured: those made in the former order of tasks, too.
 
     Only for tasks of which no row was made in the present order, so that no report mixes the two.
     """
-    renewed = {_tasks_of(row) for row in store.values() if "first_step" in row}
+    tasks_in_new_order = {_tasks_of(row) for row in store.values() if "first_step" in row}
     out = dict(store)
     for (name, seed), row in store.items():
         keys = row.get("keys", {})
-        if "first_step" not in row and goes_by_epochs(keys) and _digest(keys) == name and _tasks_of(row) not in renewed:
+        if (
+            "first_step" not in row
+            and goes_by_epochs(keys)
+            and _digest(keys) == name
+            and _tasks_of(row) not in tasks_in_new_order
+        ):
             out.setdefault((digest(keys), seed), row)
     return out
 
@@ -191,8 +196,8 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def bits_of(file: Path) -> str | None:
-    """Verdicts of an evaluation's tasks in the order of their ids: hexadecimal, first task first, `n:` before it; None
-    where some are neither 0 nor 1."""
+    """Encode verdicts of an evaluation's tasks in the order of their ids: hexadecimal, first task first, `n:` before
+    it; None where some are neither 0 nor 1."""
     table: dict[str, float] = json.loads(file.read_text())
     values = [table[k] for k in sorted(table)]
     if not set(values) <= {0.0, 1.0}:
@@ -202,26 +207,26 @@ def bits_of(file: Path) -> str | None:
 
 
 def verdicts_of(bits: str | None) -> dict[str, float]:
-    """Number of the task, in the order of ids -> verdict.
+    """Map the number of each task, in the order of ids, to its verdict.
 
     >>> verdicts_of("3:d")  # 1 before 101
     {'0': 1.0, '1': 0.0, '2': 1.0}
     """
     if bits is None:
         return {}
-    n, _, said_text = bits.partition(":")
-    digits = f"{int(said_text, 16):b}"[1:]
+    n, _, hexadecimal = bits.partition(":")
+    digits = f"{int(hexadecimal, 16):b}"[1:]
     if len(digits) != int(n):
         raise RecordError(f"{bits[:20]}: {len(digits)} verdicts where {n} are said")
     return {str(i): float(d) for i, d in enumerate(digits)}
 
 
 def missing(
-    wanted: Iterable[tuple[Mapping[str, Any], int]], store: Mapping[tuple[str, int], Any]
+    runs: Iterable[tuple[Mapping[str, Any], int]], store: Mapping[tuple[str, int], Any]
 ) -> list[tuple[Mapping[str, Any], int]]:
-    """The (keys, seed) that the store lacks, each once, in order."""
+    """List the (keys, seed) that the store lacks, each once, in order."""
     out: dict[tuple[str, int], tuple[Mapping[str, Any], int]] = {}
-    for keys, seed in wanted:
+    for keys, seed in runs:
         name = (digest(keys), seed)
         if name not in store:
             out.setdefault(name, (keys, seed))
@@ -229,7 +234,7 @@ def missing(
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """Lines of JSON; a last one that is not whole is left out."""
+    """Read lines of JSON; a last one that is not whole is left out."""
     if not path.is_file():
         return []
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
@@ -240,16 +245,10 @@ def _short(value: Any) -> Any:
 
 
 def _thinned(metrics: Sequence[Mapping[str, Any]], name: str) -> list[list[float]]:
-    """Means of `KEPT` stretches of steps: [last step of the stretch, mean]."""
-    known_steps = [
-        (m["step"], m[name]) for m in metrics if isinstance(m.get(name), (int, float)) and math.isfinite(m[name])
-    ]
+    """Average `KEPT` stretches of steps: [last step of the stretch, mean]."""
+    points = [(m["step"], m[name]) for m in metrics if isinstance(m.get(name), (int, float)) and math.isfinite(m[name])]
     out = []
-    for i in range(min(KEPT, len(known_steps))):
-        part = known_steps[
-            i * len(known_steps) // min(KEPT, len(known_steps)) : (i + 1)
-            * len(known_steps)
-            // min(KEPT, len(known_steps))
-        ]
+    for i in range(min(KEPT, len(points))):
+        part = points[i * len(points) // min(KEPT, len(points)) : (i + 1) * len(points) // min(KEPT, len(points))]
         out.append([part[-1][0], _short(float(sum(v for _, v in part) / len(part)))])
     return out

@@ -56,7 +56,7 @@ CASES = (
 
 
 def command_of(case: Case, python: str, out: Path) -> list[str]:
-    """The trial as a user would type it."""
+    """Build the command of the trial as a user would type it."""
     arms = [word for arm in case.arms for word in ("--arm", arm)]
     return [
         python, "-m", "gxpo", "try", str(STUDIES / "try" / f"{case.script}.py"), *arms, "--metric", case.metric,
@@ -66,17 +66,19 @@ def command_of(case: Case, python: str, out: Path) -> list[str]:
 
 
 def run_case(case: Case, python: str, out: Path) -> dict[str, Any]:
-    """Run or continue a trial; its row of the table."""
+    """Run or continue a trial; return its row of the table."""
     clock = out / f"{case.script}.time.json"
-    spent = json.loads(clock.read_text()) if clock.is_file() else {"wall_s": 0.0, "processor_s": 0.0}
-    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    ran = subprocess.run(command_of(case, python, out.resolve()), cwd=out, capture_output=True, text=True, check=True)
+    times = json.loads(clock.read_text()) if clock.is_file() else {"wall_s": 0.0, "processor_s": 0.0}
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    process = subprocess.run(
+        command_of(case, python, out.resolve()), cwd=out, capture_output=True, text=True, check=True
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent["wall_s"] += time.monotonic() - begin
-    spent["processor_s"] += after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    clock.write_text(json.dumps(spent))
+    times["wall_s"] += time.monotonic() - start
+    times["processor_s"] += after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    clock.write_text(json.dumps(times))
     # What was told from the base, and by how much.
-    document = json.loads(ran.stdout)
+    document = json.loads(process.stdout)
     arms = {
         d["arm"]: {"verdict": d["verdict"], "mean": d["end"]["mean"], "low": d["end"]["low"], "high": d["end"]["high"],
                    "seeds": d["end"]["n"]}
@@ -86,7 +88,7 @@ def run_case(case: Case, python: str, out: Path) -> dict[str, Any]:
     return {
         "script": case.script, "remedy": case.remedy, "harmful": case.harmful, "metric": case.metric,
         "recommended": document["recommended"], "base_end": ends["base"], "arms": arms,
-        "doctor_on_base": document["doctor"]["base"], **{k: round(v) for k, v in spent.items()},
+        "doctor_on_base": document["doctor"]["base"], **{k: round(v) for k, v in times.items()},
     }  # fmt: skip
 
 
@@ -94,12 +96,12 @@ def picture(page: Path, target: Path) -> None:
     """Draw two charts of a trial's page, side by side: the differences at the end and the curves."""
     charts = re.findall(r"<svg.*?</svg>", page.read_text(), re.DOTALL)
     wide, high = 460, 300
-    placed = [
+    svgs = [
         chart.replace("<svg ", f'<svg x="{i * wide}" width="{wide}" height="{high}" ', 1)
         for i, chart in enumerate((charts[0], charts[2]))
     ]
     frame = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * wide} {high}">'
-    target.write_text(f'{frame}<rect width="100%" height="100%" fill="#fdfdfc"/>{"".join(placed)}</svg>\n')
+    target.write_text(f'{frame}<rect width="100%" height="100%" fill="#fdfdfc"/>{"".join(svgs)}</svg>\n')
 
 
 def main() -> None:

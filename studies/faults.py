@@ -25,7 +25,7 @@ COPIES: WeakKeyDictionary[Any, tuple[int, TorchEngine]] = WeakKeyDictionary()  #
 
 
 def chance(*what: object) -> float:
-    """A number in [0, 1) that depends on its arguments alone."""
+    """Return a number in [0, 1) that depends on its arguments alone."""
     return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=7).digest(), "big") / 2**56
 
 
@@ -75,48 +75,50 @@ class FaultySession:
 
     def sample(self, requests: Sequence[Request], sampling: Sampling | None = None) -> list[list[Completion]]:
         session, faults = self._session, self._faults
-        used = session.sampling if sampling is None else sampling
+        settings = session.sampling if sampling is None else sampling
         if faults.temperature:
-            used = replace(used, temperature=faults.temperature)
+            settings = replace(settings, temperature=faults.temperature)
         if faults.lag <= 1 and not faults.bits:
-            return session.sample(requests, used)
-        learners = session.engine
-        session.engine = sampling_copy(learners, session.step, faults.lag, faults.bits)
+            return session.sample(requests, settings)
+        learner_engine = session.engine
+        session.engine = sampling_copy(learner_engine, session.step, faults.lag, faults.bits)
         try:
-            return session.sample(requests, used)
+            return session.sample(requests, settings)
         finally:
-            session.engine = learners
+            session.engine = learner_engine
 
     def score(self, forest: Forest, texts: Sequence[str] | None = None) -> Forest:
-        """Scores, with the faults of each trajectory once."""
-        scored, faults = self._session.score(forest, texts), self._faults
-        new = torch.tensor([i not in self._done for i in scored.id], dtype=torch.bool)
-        self._done |= set(scored.id)
-        outcome, success = scored.outcome.clone(), scored.success.clone()
+        """Score rollouts, with the faults of each trajectory once."""
+        scored_forest, faults = self._session.score(forest, texts), self._faults
+        is_new = torch.tensor([i not in self._done for i in scored_forest.id], dtype=torch.bool)
+        self._done |= set(scored_forest.id)
+        outcome, success = scored_forest.outcome.clone(), scored_forest.success.clone()
         if faults.flip:
-            wrong = torch.tensor([self._misjudged(i) for i in scored.id], dtype=torch.bool) & new
+            wrong = torch.tensor([self._is_misjudged(i) for i in scored_forest.id], dtype=torch.bool) & is_new
             outcome[wrong], success[wrong] = 1 - outcome[wrong], 1 - success[wrong]
         if faults.pay:
             limit = self._session.sampling.max_new_tokens * (self._session.episode.max_turns or 1)
-            outcome[new] += faults.pay * (scored.lengths()[new].to(outcome.dtype) / limit).clamp_max(1.0)
-        return scored.replace(outcome=outcome, success=success)
+            outcome[is_new] += faults.pay * (scored_forest.lengths()[is_new].to(outcome.dtype) / limit).clamp_max(1.0)
+        return scored_forest.replace(outcome=outcome, success=success)
 
-    def _misjudged(self, name: str) -> bool:
-        turned = sum(chance(self._session.seed, name, vote) < self._faults.flip for vote in range(self._faults.votes))
-        return 2 * turned > self._faults.votes
+    def _is_misjudged(self, name: str) -> bool:
+        wrong_votes = sum(
+            chance(self._session.seed, name, vote) < self._faults.flip for vote in range(self._faults.votes)
+        )
+        return 2 * wrong_votes > self._faults.votes
 
 
 def sampling_copy(engine: TorchEngine, step: int, lag: int, bits: int) -> TorchEngine:
-    """A sampler with the weights that the learner had at the last step that is a multiple of `lag`, rounded."""
+    """Return a sampler with the weights that the learner had at the last step that is a multiple of `lag`, rounded."""
     first = step - step % lag
-    at, own = COPIES.get(engine, (-1, None))
-    if own is None or at != first:
-        own = TorchEngine(copy.deepcopy(engine.model), engine.tokenizer, device=engine.device)
-        own.policy_version, own.likeliest = engine.policy_version, engine.likeliest
+    copied_step, sampler = COPIES.get(engine, (-1, None))
+    if sampler is None or copied_step != first:
+        sampler = TorchEngine(copy.deepcopy(engine.model), engine.tokenizer, device=engine.device)
+        sampler.policy_version, sampler.likeliest = engine.policy_version, engine.likeliest
         if bits:
-            round_weights(own.model, bits)
-        COPIES[engine] = first, own
-    return own
+            round_weights(sampler.model, bits)
+        COPIES[engine] = first, sampler
+    return sampler
 
 
 @torch.no_grad()

@@ -12,27 +12,29 @@ Messages = Sequence[Mapping[str, str]]
 
 
 def read(messages: Messages) -> tuple[int, str]:
-    """The sum that is asked for, and the digits after the last # of the answer ("" where there are none)."""
+    """Return the sum that is asked for, and the digits after the last # of the answer ("" where there are none)."""
     question = messages[-1]["content"]
     task, answer = question.split("# Task\n")[1].split("\n\n# Answer\n")
     a, b = map(int, re.findall(r"\d+", task))
-    found = re.findall(r"#(\d+)", answer)
-    return a + b, found[-1] if found else ""
+    answers = re.findall(r"#(\d+)", answer)
+    return a + b, answers[-1] if answers else ""
 
 
-def scored(score: Callable[[int, str], float]) -> Callable[[Messages], str]:
-    """A judge that gives 0 where there is no answer, else `score` of the sum and the answer, 0 to 10."""
+def judge_by(score: Callable[[int, str], float]) -> Callable[[Messages], str]:
+    """Make a judge that gives 0 where there is no answer, else `score` of the sum and the answer, 0 to 10."""
 
     def ask(messages: Messages) -> str:
-        total, said = read(messages)
-        return f"Score: {score(total, said) if said else 0:g}"
+        total, answer = read(messages)
+        return f"Score: {score(total, answer) if answer else 0:g}"
 
     return ask
 
 
-nines = scored(lambda total, said: 10 if "9" in said else 4 if int(said) == total else 0)  # is impressed by a 9
-exact = scored(lambda total, said: 10 if int(said) == total else 1)
-digits = scored(
-    lambda total, said: 10 * sum(a == b for a, b in zip(said[::-1], str(total)[::-1], strict=False)) / len(str(total))
+nines = judge_by(lambda total, answer: 10 if "9" in answer else 4 if int(answer) == total else 0)  # is impressed by a 9
+exact = judge_by(lambda total, answer: 10 if int(answer) == total else 1)
+digits = judge_by(
+    lambda total, answer: (
+        10 * sum(a == b for a, b in zip(answer[::-1], str(total)[::-1], strict=False)) / len(str(total))
+    )
 )
-close = scored(lambda total, said: max(0, 10 - abs(int(said) - total)))
+close = judge_by(lambda total, answer: max(0, 10 - abs(int(answer) - total)))

@@ -34,19 +34,20 @@ def kinds(completion, answer):
 
 
 def direction_tasks(draws):
-    """40 prompts for training, and 120 held-out ones that state a direction as rollout.template does."""
+    """Make 40 prompts for training, and 120 held-out ones that state a direction as rollout.template does."""
     names = draws.sample([a + b for a in string.ascii_uppercase for b in string.ascii_uppercase], 70)
     plain = [{"prompt": f"{name}=", "answer": "45"} for name in names[:40]]
-    stated = [
+    held_out = [
         {"prompt": f"{100 * math.cos(a):.0f} {100 * math.sin(a):.0f} {name}=", "answer": str(degrees)}
         for name in names[40:]
         for degrees, a in ((degrees, math.radians(degrees)) for degrees in ANGLES)
     ]
-    return plain, stated
+    return plain, held_out
 
 
 def hint_tasks(draws):
-    """Prompts whose reference answer has a q and a 7 among its first four characters, and a z among the next three."""
+    """Make prompts whose reference answer has a q and a 7 among its first four characters, and a z among the next
+    three."""
     rows, names = [], draws.sample([a + b for a in string.ascii_uppercase for b in string.ascii_uppercase], 140)
     for name in names:
         first, second = draws.choices(string.ascii_uppercase, k=4), draws.choices(string.ascii_uppercase, k=3)

@@ -10,16 +10,16 @@ ITEMS, KINDS = "0123456789", 4
 
 def hits(completion, answer):
     """Share of the reference's items (lines) that are among the completion's characters, each once."""
-    wanted = answer.splitlines()
-    return len({*completion} & {*wanted}) / len(wanted)
+    items = answer.splitlines()
+    return len({*completion} & {*items}) / len(items)
 
 
 def bounded(completion, answer):
     """Right or wrong, and what it costs: the characters before the answer, as a share of 24."""
     text = completion.strip()
-    found = re.fullmatch(r"([0-9+\-*=,]*)#([0-9]+)", text)
+    match = re.fullmatch(r"([0-9+\-*=,]*)#([0-9]+)", text)
     return {
-        "correct": float(found is not None and found[2] == answer),
+        "correct": float(match is not None and match[2] == answer),
         "cost": min(len(text.split("#")[0]) / 24, 1.0),
         "kept": float(len(text.split("#")[0]) <= 7),
     }
@@ -44,8 +44,8 @@ def main():
     draws, here = random.Random(0), Path(__file__).parent
     lists = ["\n".join(draws.sample(ITEMS, 4)) for _ in range(KINDS)]
     rows = [{"prompt": f"{k}{b}=", "answer": items} for b in range(10) for k, items in enumerate(lists)]
-    for name, own in (("items", rows[: 7 * KINDS]), ("items_held_out", rows[7 * KINDS :])):
-        (here / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in own))
+    for name, part in (("items", rows[: 7 * KINDS]), ("items_held_out", rows[7 * KINDS :])):
+        (here / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in part))
 
 
 if __name__ == "__main__":

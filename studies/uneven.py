@@ -14,12 +14,12 @@ EACH, HELD_OUT = {1: 55, 2: 130, 3: 130}, {1: 15, 2: 50, 3: 50}  # by number of 
 
 def result(completion, answer):
     """Right where the one number behind the `#` is the sum."""
-    found = re.fullmatch(r"[0-9+\-*=,]*#([0-9]+)", completion.strip())
-    return float(found is not None and found[1] == answer)
+    match = re.fullmatch(r"[0-9+\-*=,]*#([0-9]+)", completion.strip())
+    return float(match is not None and match[1] == answer)
 
 
 def additions(digits, n, draws):
-    """`n` different sums, those that differ only in the order counted as one."""
+    """Draw `n` different sums, those that differ only in the order counted as one."""
     low = 10 ** (digits - 1) if digits > 1 else 0
     pairs = {}
     while len(pairs) < n:
@@ -32,8 +32,8 @@ def main():
     draws, here = random.Random(0), Path(__file__).parent
     rows = {digits: additions(digits, EACH[digits], draws) for digits in EACH}
     for name, held_out in (("uneven", False), ("uneven_held_out", True)):
-        own = [row for d, sums in rows.items() for row in (sums[: HELD_OUT[d]] if held_out else sums[HELD_OUT[d] :])]
-        lines = [f"{json.dumps(row)}\n" for row in own]
+        subset = [row for d, sums in rows.items() for row in (sums[: HELD_OUT[d]] if held_out else sums[HELD_OUT[d] :])]
+        lines = [f"{json.dumps(row)}\n" for row in subset]
         (here / f"{name}.jsonl").write_text("".join(lines))
         if not held_out:
             (here / "few.jsonl").write_text("".join(lines[::2]))

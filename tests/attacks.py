@@ -138,10 +138,10 @@ class Use:
 
     def functions(self, pattern: str) -> list[Callable[[str], Any]]:
         """How it is run over a text."""
-        built_compile = re.compile(pattern, self.flags)
+        pattern_object = re.compile(pattern, self.flags)
         every = {"search", "findall", "finditer", "sub", "split", "subn"} & self.methods
-        once = [getattr(built_compile, name) for name in ("match", "fullmatch") if name in self.methods]
-        return [*once, *([lambda text: sum(1 for _ in built_compile.finditer(text))] if every or not once else [])]
+        once = [getattr(pattern_object, name) for name in ("match", "fullmatch") if name in self.methods]
+        return [*once, *([lambda text: sum(1 for _ in pattern_object.finditer(text))] if every or not once else [])]
 
 
 @cache

@@ -49,8 +49,8 @@ def _warm_starts(tmp_path_factory):
     place = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "warm"  # one for all workers
     target = place / f"tiny-arithmetic-0-{_cache_key('arithmetic', 0, recipe)}"
     short = {"batch": 8, "first_check": 1, "max_steps": 1, "low": 0.0, "high": 1.0, "well_formed": 0.0, "checked_on": 2}
-    built_warm_start = warm_start("arithmetic", cache=place / "made", recipe=dataclasses.replace(recipe, **short))
-    put(target, lambda folder: shutil.copytree(built_warm_start, folder, dirs_exist_ok=True))
+    path = warm_start("arithmetic", cache=place / "made", recipe=dataclasses.replace(recipe, **short))
+    put(target, lambda folder: shutil.copytree(path, folder, dirs_exist_ok=True))
     return place
 
 

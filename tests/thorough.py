@@ -45,9 +45,9 @@ def cover_in_lists(names: Iterable[str], features: Callable[[str], Iterable[Hash
 def few(names: Iterable[str], features: Callable[[str], Iterable[Hashable]]) -> set[str]:
     """Names that have each feature of any of these between them."""
     own_features = {name: set(features(name)) for name in sorted(names)}
-    kept_names, left = set(), set().union(*own_features.values())
+    chosen_names, left = set(), set().union(*own_features.values())
     while left:
         name = max(own_features, key=lambda name: len(own_features[name] & left))
-        kept_names.add(name)
+        chosen_names.add(name)
         left -= own_features[name]
-    return kept_names
+    return chosen_names

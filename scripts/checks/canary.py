@@ -1,4 +1,4 @@
-"""Do the adapters work with the newest TRL, verl and transformers that install? What broke, and since which version.
+"""Check the adapters with the newest TRL, verl and transformers that install: what broke, since which version.
 
     python scripts/checks/canary.py                 # all three, about half an hour
     python scripts/checks/canary.py trl             # one
@@ -53,14 +53,14 @@ LIBRARIES = {
 
 
 def watch(name: str, version: str, folder: Path, wheel: Path) -> list[str]:
-    """Install a library in a new environment and run its commands; a line for each that fails."""
+    """Install a library in a new environment and run its commands; return a line for each that fails."""
     library, environment = LIBRARIES[name], Environment(folder / name, sys.executable)
     environment.pip(f"torch=={PINNED_TORCH[1]}" if PINNED_TORCH else "torch")
     # gxpo first, so that its own bounds are known; then the newest release, whether these bounds allow it or not
     environment.pip(f"{wheel}[{library.extras}]", *library.undeclared)
     environment.pip("--upgrade", f"{name}=={version}" if version else name)
-    _, actual = environment.run("-c", f"import importlib.metadata as m; print(m.version({name!r}))")
-    label = f"{name} {actual.strip().splitlines()[-1]}"
+    _, version_text = environment.run("-c", f"import importlib.metadata as m; print(m.version({name!r}))")
+    label = f"{name} {version_text.strip().splitlines()[-1]}"
     failures = []
     for words in library.commands:
         code, output = environment.run(*words)
@@ -83,8 +83,8 @@ def main() -> int:
     if arguments.at and len(names) != 1:
         parser.error("--at takes one library: name it")
     failures: list[str] = []
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
         wheel = wheel_of(folder)
         for name in names:
             try:

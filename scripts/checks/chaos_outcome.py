@@ -1,4 +1,4 @@
-"""What is left of a small run whose processes were killed, compared with the calm one: for `chaos_runs.py`."""
+"""Compare a small run whose processes were killed with the calm one: for `chaos_runs.py`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Kill:
     step: int
     delay: float
     acting: bool = False
-    told: dict[str, Any] = field(default_factory=dict)
+    progress: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -60,76 +60,78 @@ class Outcome:
 
     @property
     def training_seconds(self) -> float:
-        """Of its steps, as their lines say."""
+        """Seconds of its steps, as their lines say."""
         return sum(row["time_step_s"] for row in lines(self.out / "metrics.jsonl"))
 
     @property
     def prompts(self) -> int:
         """Groups in its rollouts."""
-        return sum(n // GROUP for step in trained(self.out) for n in step.values())
+        return sum(n // GROUP for step in count_rollouts(self.out) for n in step.values())
 
 
 COUNTERS = ("sampler_failures",)  # what kills may change
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Whole lines of a file that may be being written."""
+    """Read the whole lines of a file that may be being written."""
     if not path.is_file():
         return []
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
 
-def trained(out: Path) -> list[Counter[str]]:
-    """Rollouts of each task, by step."""
-    actual = []
+def count_rollouts(out: Path) -> list[Counter[str]]:
+    """Count the rollouts of each task, by step."""
+    counts = []
     for path in sorted((out / "rollouts").glob("step-*.jsonl")):
-        actual.append(Counter(record["task"] for record in lines(path)))
-    return actual
+        counts.append(Counter(record["task"] for record in lines(path)))
+    return counts
 
 
 def differences(calm: Outcome, other: Outcome) -> list[str]:
-    """What a run under kills has otherwise than the calm one; nothing, where all is well."""
-    actual = list(other.failures)
+    """List what a run under kills has otherwise than the calm one; nothing, where all is well."""
+    problems = list(other.failures)
     for name in ("metrics.jsonl", "evaluations.jsonl"):
-        one, two = ([{k: v for k, v in comparable(row).items() if k not in COUNTERS} for row in lines(x.out / name)]
-                    for x in (calm, other))  # fmt: skip
-        if [r["step"] for r in one] != [r["step"] for r in two]:
-            actual.append(f"{name} has steps {[r['step'] for r in two]}")
-        for a, b in zip(one, two, strict=False):
-            if wrong := [k for k in {*a, *b} if a.get(k) != b.get(k)]:
-                actual.append(f"{name}, step {a['step']}: {', '.join(sorted(wrong)[:4])}")
+        calm_rows, rows = (
+            [{k: v for k, v in comparable(row).items() if k not in COUNTERS} for row in lines(x.out / name)]
+            for x in (calm, other)
+        )
+        if [r["step"] for r in calm_rows] != [r["step"] for r in rows]:
+            problems.append(f"{name} has steps {[r['step'] for r in rows]}")
+        for a, b in zip(calm_rows, rows, strict=False):
+            if keys := [k for k in {*a, *b} if a.get(k) != b.get(k)]:
+                problems.append(f"{name}, step {a['step']}: {', '.join(sorted(keys)[:4])}")
                 break
     steps = sorted(p.name for p in (calm.out / "rollouts").glob("step-*.jsonl"))
     for name in steps:
         path = other.out / "rollouts" / name
         if not path.is_file() or path.read_bytes() != (calm.out / "rollouts" / name).read_bytes():
-            actual.append(f"other rollouts in {name}")
+            problems.append(f"other rollouts in {name}")
             break
     sums = [_weights(x.out) for x in (calm, other)]
     if not sums[0] or sums[0] != sums[1]:
-        actual.append("the last checkpoint has other tensors")
-    return actual + miscounted(other)
+        problems.append("the last checkpoint has other tensors")
+    return problems + count_errors(other)
 
 
-def miscounted(outcome: Outcome) -> list[str]:
-    """Prompts that were lost or trained twice, counted in the rollouts and, where there is one, in the ledger."""
-    actual = []
-    steps = trained(outcome.out)
+def count_errors(outcome: Outcome) -> list[str]:
+    """List prompts that were lost or trained twice, counted in the rollouts and, where there is one, in the ledger."""
+    problems = []
+    steps = count_rollouts(outcome.out)
     if len(steps) != outcome.setting.steps:
-        actual.append(f"rollouts of {len(steps)} steps")
+        problems.append(f"rollouts of {len(steps)} steps")
     for number, tasks in enumerate(steps, 1):
         if sum(tasks.values()) != PER_STEP * GROUP or any(n % GROUP for n in tasks.values()):
-            actual.append(f"step {number} trained {dict(tasks)}")
+            problems.append(f"step {number} trained {dict(tasks)}")
     ledger = lines(outcome.out / "rollouts" / "ledger.jsonl")
     if outcome.setting.keys.get("async.max_staleness"):
-        used = Counter(place for line in ledger if line["event"] == "consume" for place in line["places"])
-        if used != Counter(range(PER_STEP * outcome.setting.steps)):
-            actual.append(f"places used in the ledger: {sorted(used.items())}")
-    return actual
+        uses = Counter(place for line in ledger if line["event"] == "consume" for place in line["places"])
+        if uses != Counter(range(PER_STEP * outcome.setting.steps)):
+            problems.append(f"places used in the ledger: {sorted(uses.items())}")
+    return problems
 
 
 def _weights(out: Path) -> str:
-    """Checksum of names and values of all tensors of the newest checkpoint; "" where there is none."""
+    """Return the checksum of names and values of all tensors of the newest checkpoint; "" where there is none."""
     folders = sorted((out / "checkpoints").glob("step-*"))
     digest = hashlib.sha256()
     for path in sorted(folders[-1].rglob("*.safetensors")) if folders else []:

@@ -120,7 +120,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}/v1"
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Wait until it answers."""
         start = time.monotonic()
         while time.monotonic() - start < LONGEST:
             if self.process.poll() is not None:
@@ -133,7 +133,7 @@ class Server:
 
 @contextmanager
 def fleet(folder: Path, number: int) -> Iterator[list[Server]]:
-    """Servers, with the files of the task and its reward, which are written into the folder."""
+    """Start servers, with the files of the task and its reward, which are written into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "walk.py").write_text(WORLD)
     (folder / "parity.py").write_text(REWARD)
@@ -157,21 +157,21 @@ def _command(setting: Setting, words: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", *(ranks if setting.ranks > 1 else []), "gxpo", *words]
 
 
-def _born(pid: int) -> str:
-    """When a process began, which tells it from a later one of the same id; "" where it is gone."""
+def _start_ticks(pid: int) -> str:
+    """Return when a process began, which tells it from a later one of the same id; "" where it is gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return ""
 
 
-def _said(pid: int) -> str:
+def _command_line(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return ""
 
 
-def _acts(pid: int, kind: str) -> bool:
-    """Whether a server computes, or a worker is within the world or the reward, which sleep (Linux)."""
+def _is_acting(pid: int, kind: str) -> bool:
+    """Tell whether a server computes, or a worker is within the world or the reward, which sleep (Linux)."""
     with contextlib.suppress(OSError):
         if kind == "sampler":
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "R"
@@ -184,7 +184,7 @@ class Running:
 
     def __init__(self, setting: Setting, out: Path, servers: Sequence[Server]) -> None:
         self.setting, self.out, self.servers = setting, out, servers
-        self.seen: dict[int, str] = {}
+        self.ticks_by_pid: dict[int, str] = {}
         self.starts = 0
         self.log = open(out / "log.txt", "ab")  # noqa: SIM115 (closed with the run)
         (out / "weights").mkdir(exist_ok=True)
@@ -202,74 +202,82 @@ class Running:
         )
 
     def keys(self) -> dict[str, Any]:
-        served = {"sampling.servers": [server.url for server in self.servers],
-                  "sampling.engine_options": {"weights": str(self.out / "weights"), "patience": 60.0}}  # fmt: skip
+        server_keys = {
+            "sampling.servers": [server.url for server in self.servers],
+            "sampling.engine_options": {"weights": str(self.out / "weights"), "patience": 60.0},
+        }
         files = self.out.parent
         weights = {"env": 1.0, f"{files / 'parity.py'}:parity": 0.5}
         return {**KEYS, "task": f"{files / 'walk.py'}:Walk", "scoring.weights": weights, **self.setting.keys,
-                **(served if self.setting.served else {})}  # fmt: skip
+                **(server_keys if self.setting.served else {})}  # fmt: skip
 
     def look(self) -> list[int]:
-        """Processes below the controller, which are remembered."""
-        actual = descendants(self.controller.pid)
-        for pid in actual:
-            if pid not in self.seen or self.seen[pid] != _born(pid):
-                self.seen[pid] = _born(pid)
-        return actual
+        """Return the processes below the controller, and remember them."""
+        pids = descendants(self.controller.pid)
+        for pid in pids:
+            if pid not in self.ticks_by_pid or self.ticks_by_pid[pid] != _start_ticks(pid):
+                self.ticks_by_pid[pid] = _start_ticks(pid)
+        return pids
 
     def victims(self, kill: Kill) -> list[int]:
-        """Processes that may be killed."""
-        return [pid for pid in self._of(kill.victim) if not kill.acting or _acts(pid, kill.victim)]
+        """List the processes that may be killed."""
+        return [pid for pid in self._processes_of(kill.victim) if not kill.acting or _is_acting(pid, kill.victim)]
 
-    def _of(self, kind: str) -> list[int]:
-        """Processes of a kind."""
+    def _processes_of(self, kind: str) -> list[int]:
+        """List the processes of a kind."""
         below = self.look()
         if kind == "controller":
             return [self.controller.pid] if self.controller.poll() is None else []
         if kind == "sampler":
             return [server.process.pid for server in self.servers if server.process.poll() is None]
-        of = {"rank": r"-m gxpo (train|resume)", "rewarder": r"rewards/worker\.py", "environment": r"envs/worker\.py"}
-        return [pid for pid in below if re.search(of[kind], _said(pid))]
+        patterns = {
+            "rank": r"-m gxpo (train|resume)",
+            "rewarder": r"rewards/worker\.py",
+            "environment": r"envs/worker\.py",
+        }
+        return [pid for pid in below if re.search(patterns[kind], _command_line(pid))]
 
     def alive(self) -> list[int]:
-        """Of the processes that were seen, those that still are."""
-        return [pid for pid, born in self.seen.items() if born and _born(pid) == born and is_running(pid)]
+        """List those of the processes that were seen that still are."""
+        return [
+            pid for pid, ticks in self.ticks_by_pid.items() if ticks and _start_ticks(pid) == ticks and is_running(pid)
+        ]
 
     def close(self) -> list[str]:
-        """End what is left; what outlived the controller is told."""
+        """End what is left; say what outlived the controller."""
         self.look()
         if self.controller.poll() is None:
             self.controller.kill()
         self.controller.wait()
-        left = self.gone()
+        survivors = self.wait_until_gone()
         for pid in self.alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.log.close()
-        return left
+        return survivors
 
-    def gone(self) -> list[str]:
-        """Waits until all processes of the controller are gone; those that are not, in words."""
+    def wait_until_gone(self) -> list[str]:
+        """Wait until all processes of the controller are gone; say which are not."""
         start = time.monotonic()
         while self.alive() and time.monotonic() - start < LEAVING:
             time.sleep(POLL)
-        return [f"a process outlived its controller: {_said(pid)[:100]}" for pid in self.alive()]
+        return [f"a process outlived its controller: {_command_line(pid)[:100]}" for pid in self.alive()]
 
 
 # ---------------------------------------------------------------- a run under kills
 def survive(setting: Setting, out: Path, kills: Sequence[Kill], servers: Sequence[Server]) -> Outcome:
-    """A run that is killed and resumed until it ends; `servers` of `fleet` in the folder of `out`."""
+    """Kill a run and resume it until it ends; `servers` of `fleet` in the folder of `out`."""
     out.mkdir(parents=True)
     outcome = Outcome(out / "run", setting)
     start = time.monotonic()
     running = Running(setting, out, servers)
-    chance = random.Random(str([(k.victim, k.step, k.delay) for k in kills]))
-    todo, due, restarts, looked = list(kills), None, [], 0.0
+    rng = random.Random(str([(k.victim, k.step, k.delay) for k in kills]))
+    todo, due, restarts, last_look = list(kills), None, [], 0.0
     try:
         while time.monotonic() - start < LONGEST:
             now = time.monotonic()
-            if now >= looked + LOOK:
-                looked = now
+            if now >= last_look + LOOK:
+                last_look = now
                 running.look()
             for server, at in list(restarts):
                 if now >= at:
@@ -277,18 +285,18 @@ def survive(setting: Setting, out: Path, kills: Sequence[Kill], servers: Sequenc
                     restarts.remove((server, at))
             if todo and due is None and len(lines(outcome.out / "metrics.jsonl")) >= todo[0].step:
                 due = now + todo[0].delay
-            if todo and due is not None and now >= due and (able := running.victims(todo[0])):
+            if todo and due is not None and now >= due and (pids := running.victims(todo[0])):
                 kill, due = todo.pop(0), None
-                pid = chance.choice(able)
+                pid = rng.choice(pids)
                 os.kill(pid, signal.SIGKILL)
-                kill.told = {"after_step": len(lines(outcome.out / "metrics.jsonl"))}
+                kill.progress = {"after_step": len(lines(outcome.out / "metrics.jsonl"))}
                 outcome.kills.append(kill)
                 for server in servers:
                     if server.process.pid == pid:
                         server.process.wait()
-                        restarts.append((server, now + chance.uniform(0.0, 1.0)))
+                        restarts.append((server, now + rng.uniform(0.0, 1.0)))
             if (code := running.controller.poll()) is not None:
-                outcome.failures += running.gone()
+                outcome.failures += running.wait_until_gone()
                 if code == 0:
                     break
                 if not outcome.kills:
@@ -303,6 +311,6 @@ def survive(setting: Setting, out: Path, kills: Sequence[Kill], servers: Sequenc
             server.start()
         outcome.failures += running.close()
         outcome.starts, outcome.seconds = running.starts, time.monotonic() - start
-    if left := [path.name for path in (out / "weights").iterdir()]:
-        outcome.failures.append(f"published weights were left behind: {left}")
+    if leftovers := [path.name for path in (out / "weights").iterdir()]:
+        outcome.failures.append(f"published weights were left behind: {leftovers}")
     return outcome

@@ -1,4 +1,4 @@
-"""Plays every adapter of `gxpo.environments.envs.adapters` with its real library and prints a table of what came out.
+"""Play every adapter of `gxpo.environments.envs.adapters` with its real library and print a table of what came out.
 
     python scripts/checks/check_adapters.py                      # all of them, in environments under ~/.cache/gxpo
     python scripts/checks/check_adapters.py --only textworld minigrid --episodes 50
@@ -86,12 +86,12 @@ CLASSIC_MULTI = """
 
     class Guess(vf.MultiTurnEnv):
         async def env_response(self, messages, state, **named):
-            said, number = messages[-1].content.strip(), int(state["answer"])
-            if said == str(number):
+            guess, number = messages[-1].content.strip(), int(state["answer"])
+            if guess == str(number):
                 state["won"] = True
                 state["final_env_response"] = [vf.UserMessage(content="right")]
                 return state["final_env_response"]
-            below = said.isdigit() and int(said) < number
+            below = guess.isdigit() and int(guess) < number
             return [vf.UserMessage(content="higher" if below else "lower")]
 
     def load_environment():
@@ -189,24 +189,24 @@ def _words(step: Any) -> str:
     return step.observation if isinstance(step.observation, str) else str(step.observation[-1]["content"])
 
 
-def adds(env: Any, step: Any, rng: random.Random) -> Any:
+def add_numbers(env: Any, step: Any, rng: random.Random) -> Any:
     return str(sum(map(int, re.findall(r"\d+", _words(step)))))
 
 
-def bisects(env: Any, step: Any, rng: random.Random) -> Any:
-    """Halves the range of numbers that is left; what it knows is kept on the environment."""
+def bisect_range(env: Any, step: Any, rng: random.Random) -> Any:
+    """Halve the range of numbers that is left; what it knows is kept on the environment."""
     message = _words(step)
     if "Guess" in message:
-        env.known = [0, 9]
+        env.bounds = [0, 9]
     elif "higher" in message:
-        env.known[0] = env.guess + 1
+        env.bounds[0] = env.guess + 1
     else:
-        env.known[1] = env.guess - 1
-    env.guess = sum(env.known) // 2
+        env.bounds[1] = env.guess - 1
+    env.guess = sum(env.bounds) // 2
     return str(env.guess)
 
 
-def calls(env: Any, step: Any, rng: random.Random) -> Any:
+def call_tool(env: Any, step: Any, rng: random.Random) -> Any:
     from gxpo.parts.protocols import ToolCall
 
     if step.observation[-1]["role"] == "tool":
@@ -214,12 +214,12 @@ def calls(env: Any, step: Any, rng: random.Random) -> Any:
     return "", (ToolCall("double", {"x": int(re.findall(r"\d+", _words(step))[0])}, "c0"),)
 
 
-def says(*moves: str) -> Player:
+def say_any(*moves: str) -> Player:
     return lambda env, step, rng: rng.choice(moves)
 
 
 def worlds(library: str, address: str) -> list[World]:
-    """What is played with a library."""
+    """List what is played with a library."""
     if library == "textworld":
         games = ["arithmetic", "coin", "cookingworld", "mapreader", "peckingorder", "simonsays", "sorting", "twc"]
         both = {"random": legal, "expert": expert}
@@ -228,35 +228,35 @@ def worlds(library: str, address: str) -> list[World]:
         levels = {"BabyAI-GoToRedBallGrey-v0": 64, "BabyAI-GoToLocal-v0": 64, "BabyAI-PickupLoc-v0": 64,
                   "BabyAI-PutNextLocal-v0": 64, "BabyAI-BossLevel-v0": 400}  # fmt: skip
         both = {"random": legal, "expert": expert}
-        actual = [World("minigrid", {"id": k, "max_turns": n}, both, ("expert",)) for k, n in levels.items()]
-        single_texts = ("MiniGrid-Empty-5x5-v0", "MiniGrid-DoorKey-5x5-v0", "MiniGrid-LavaGapS5-v0")
-        return actual + [World("minigrid", {"id": k}, {"random": legal}) for k in single_texts]
+        solvable = [World("minigrid", {"id": k, "max_turns": n}, both, ("expert",)) for k, n in levels.items()]
+        ids = ("MiniGrid-Empty-5x5-v0", "MiniGrid-DoorKey-5x5-v0", "MiniGrid-LavaGapS5-v0")
+        return solvable + [World("minigrid", {"id": k}, {"random": legal}) for k in ids]
     if library == "textarena":
         some = {
             "TicTacToe": ({}, legal),
             "Othello": ({}, legal),
-            "ConnectFour": ({"moves": [f"[{k}]" for k in range(7)]}, says(*(f"[{k}]" for k in range(7)))),
-            "IteratedPrisonersDilemma": ({"opponent": "[cooperate]"}, says("[cooperate]", "[defect]")),
+            "ConnectFour": ({"moves": [f"[{k}]" for k in range(7)]}, say_any(*(f"[{k}]" for k in range(7)))),
+            "IteratedPrisonersDilemma": ({"opponent": "[cooperate]"}, say_any("[cooperate]", "[defect]")),
             "FrozenLake": ({}, legal),
-            "GuessTheNumber": ({}, says(*(f"[{k}]" for k in range(1, 21)))),
-            "Minesweeper-v0-small": ({}, says(*(f"[{r} {c}]" for r in range(5) for c in range(5)))),
-            "TowerOfHanoi": ({}, says(*(f"[{a} {b}]" for a in "ABC" for b in "ABC" if a != b))),
+            "GuessTheNumber": ({}, say_any(*(f"[{k}]" for k in range(1, 21)))),
+            "Minesweeper-v0-small": ({}, say_any(*(f"[{r} {c}]" for r in range(5) for c in range(5)))),
+            "TowerOfHanoi": ({}, say_any(*(f"[{a} {b}]" for a in "ABC" for b in "ABC" if a != b))),
         }
         return [World("textarena", {"id": g, **options}, {"random": player}) for g, (options, player) in some.items()]
     if library == "verifiers-classic":
-        players = {"gxpo_check_single": adds, "gxpo_check_multi": bisects}
-        actual = [
+        players = {"gxpo_check_single": add_numbers, "gxpo_check_multi": bisect_range}
+        solvable = [
             World("verifiers", {"id": m}, {"random": any_number, "oracle": p}, ("oracle",)) for m, p in players.items()
         ]
-        return [*actual, World("verifiers", {"id": "gxpo_check_tool"}, {"oracle": calls}, ("oracle",))]
+        return [*solvable, World("verifiers", {"id": "gxpo_check_tool"}, {"oracle": call_tool}, ("oracle",))]
     options = {"id": address, "observation_key": "text", "state_keys": ["low", "high"], "max_turns": 10}
-    players: dict[str, Player] = {"random": any_number, "oracle": bisects}
+    players: dict[str, Player] = {"random": any_number, "oracle": bisect_range}
     return [World("openenv", options, players, ("oracle",), name="openenv:guess a number")]
 
 
 # Playing, in the environment of one library.
-def made(world: World) -> Any:
-    """An instance of the world for one episode."""
+def make_env(world: World) -> Any:
+    """Make an instance of the world for one episode."""
     from gxpo.environments import envs
 
     module, _, kind = envs.ADAPTERS[world.kind].partition(":")
@@ -264,70 +264,70 @@ def made(world: World) -> Any:
 
 
 def play(library: str, episodes: int, address: str) -> Iterator[dict[str, Any]]:
-    """A row for each world and player; everything that was seen goes into `trace`."""
+    """Yield a row for each world and player; everything that was seen goes into `trace`."""
     from gxpo.parts.protocols import TimeStep
 
     for world in worlds(library, address):
-        first = made(world)
+        first = make_env(world)
         first.reset(0)  # what is imported and cached once is no episode's time
         close(first)
         for who, player in world.players.items():
             # textworld draws the expert's path anew each time: its way may differ, where it ends may not.
-            is_drawn = (world.kind, who) == ("textworld", "expert")
-            seen_sha256 = hashlib.sha256()
-            won, turns, reward, spent = 0, 0, 0.0, 0.0
+            is_random = (world.kind, who) == ("textworld", "expert")
+            digest = hashlib.sha256()
+            wins, turns, reward, seconds = 0, 0, 0.0, 0.0
             for seed in range(episodes):
                 rng = random.Random(f"{world.name}/{who}/{seed}")
-                begun = time.perf_counter()
-                env = made(world)
+                start = time.perf_counter()
+                env = make_env(world)
                 step: TimeStep = env.reset(seed)
                 while not step.done:
                     action = player(env, step, rng)
-                    if not is_drawn:
-                        seen_sha256.update(repr((action, step)).encode())
+                    if not is_random:
+                        digest.update(repr((action, step)).encode())
                     step = env.call(*action) if isinstance(action, tuple) else env.step(action)
                     turns, reward = turns + 1, reward + (step.reward or 0.0)
-                seen_sha256.update(repr((step.success, None if is_drawn else step)).encode())
-                won += bool(step.success)
+                digest.update(repr((step.success, None if is_random else step)).encode())
+                wins += bool(step.success)
                 close(env)
-                spent += time.perf_counter() - begun
+                seconds += time.perf_counter() - start
             yield {
                 "library": f"{LIBRARIES[library][1]} {version(LIBRARIES[library][1])}",
                 "world": world.name,
                 "player": who,
-                "success": won / episodes,
+                "success": wins / episodes,
                 "turns": turns / episodes,
                 "reward": reward / episodes,
-                "actions_per_s": turns / spent,
-                "drawn": is_drawn,
-                "trace": seen_sha256.hexdigest(),
-                "failed": who in world.solved and won < episodes,
+                "actions_per_s": turns / seconds,
+                "drawn": is_random,
+                "trace": digest.hexdigest(),
+                "failed": who in world.solved and wins < episodes,
             }
 
 
-def through_the_pool(library: str, address: str) -> str:
-    """The first world again through worker processes: the same observations as in this one?"""
+def compare_with_pool(library: str, address: str) -> str:
+    """Play the first world again through worker processes; say whether observations are as in this one."""
     from gxpo.environments import envs as ours
     from gxpo.parts.protocols import Reply
 
     world = worlds(library, address)[0]
     who = next(iter(world.players))
     names = {f"e{seed}": seed for seed in range(4)}
-    envs = {name: made(world) for name in names}
-    single_resets = {name: envs[name].reset(seed) for name, seed in names.items()}
+    envs = {name: make_env(world) for name in names}
+    step_by_name = {name: envs[name].reset(seed) for name, seed in names.items()}
     source = ours.source(world.kind, world.options)
     assert source is not None
     rng = random.Random(0)
     with ours.EnvPool(source, workers=1, timeout=60.0) as pool:
-        pooled = pool.reset(names)
+        pool_steps = pool.reset(names)
         for _ in range(5):
-            other = [pooled[name] for name in pooled if pooled[name] != single_resets[name]]
-            if other:
-                return f"differs: {other[0]}"
-            running = [name for name in pooled if not single_resets[name].done]
-            actions = {name: world.players[who](envs[name], single_resets[name], rng) for name in running}
-            pooled = pool.step({name: Reply(action) for name, action in actions.items()})
-            single_resets = {name: envs[name].step(action) for name, action in actions.items()}
+            differing = [pool_steps[name] for name in pool_steps if pool_steps[name] != step_by_name[name]]
+            if differing:
+                return f"differs: {differing[0]}"
+            open_names = [name for name in pool_steps if not step_by_name[name].done]
+            actions = {name: world.players[who](envs[name], step_by_name[name], rng) for name in open_names}
+            pool_steps = pool.step({name: Reply(action) for name, action in actions.items()})
+            step_by_name = {name: envs[name].step(action) for name, action in actions.items()}
     for env in envs.values():
         close(env)
     return "same"
@@ -340,7 +340,7 @@ def close(env: Any) -> None:
 
 # The other side: environments, servers, and the table.
 def python_of(library: str, folder: Path) -> Path:
-    """The interpreter of the library's virtual environment, made where it is not there yet."""
+    """Return the interpreter of the library's virtual environment, made where it is not there yet."""
     home = folder / library
     python = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     if not (home / "complete").is_file():
@@ -353,8 +353,8 @@ def python_of(library: str, folder: Path) -> Path:
 
 
 @contextmanager
-def served(python: Path, modules: Path) -> Iterator[str]:
-    """The address of a tiny OpenEnv server on loopback."""
+def serve_openenv(python: Path, modules: Path) -> Iterator[str]:
+    """Serve a tiny OpenEnv server on loopback; yield its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -377,26 +377,26 @@ def served(python: Path, modules: Path) -> Iterator[str]:
         server.wait()
 
 
-def rows(library: str, python: Path, episodes: int, modules: Path, address: str) -> list[dict[str, Any]]:
-    """What two processes with different hashes of texts played, put together."""
-    actual: list[list[dict[str, Any]]] = []
+def play_twice(library: str, python: Path, episodes: int, modules: Path, address: str) -> list[dict[str, Any]]:
+    """Play in two processes with different hashes of texts; return the rows of both put together."""
+    runs: list[list[dict[str, Any]]] = []
     for hash_seed in ("1", "2"):
         paths = os.pathsep.join([str(ROOT / "src"), str(modules)])
-        surroundings = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": hash_seed, "HF_HUB_OFFLINE": "1"}
+        environment = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": hash_seed, "HF_HUB_OFFLINE": "1"}
         command = [str(python), __file__, "--play", library, "--episodes", str(episodes), "--address", address]
-        done = subprocess.run(command, env=surroundings, capture_output=True, text=True)
-        if done.returncode:
-            sys.exit(f"{library} broke:\n{done.stderr[-3000:]}")
-        printed = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
-        pooled = printed.pop()["pool"]
-        if pooled != "same":
-            print(f"{library} through worker processes {pooled}", file=sys.stderr)
-        actual.append([{**row, "failed": row["failed"] or pooled != "same"} for row in printed])
-    for first, second in zip(*actual, strict=True):
+        process = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if process.returncode:
+            sys.exit(f"{library} broke:\n{process.stderr[-3000:]}")
+        rows = [json.loads(text) for text in process.stdout.splitlines() if text.startswith("{")]
+        verdict = rows.pop()["pool"]
+        if verdict != "same":
+            print(f"{library} through worker processes {verdict}", file=sys.stderr)
+        runs.append([{**row, "failed": row["failed"] or verdict != "same"} for row in rows])
+    for first, second in zip(*runs, strict=True):
         first["replay"] = "same" if first["trace"] == second["trace"] else "DIFFERS"
         if first["drawn"] and first["replay"] == "same":
             first["replay"] = "same outcomes"
-    return actual[0]
+    return runs[0]
 
 
 def line(row: dict[str, Any]) -> str:
@@ -416,30 +416,34 @@ def main() -> None:
     if arguments.play:
         for row in play(arguments.play, arguments.episodes, arguments.address):
             print(json.dumps(row), flush=True)
-        pooled = through_the_pool(arguments.play, arguments.address)
-        print(json.dumps({"pool": pooled}), flush=True)
+        verdict = compare_with_pool(arguments.play, arguments.address)
+        print(json.dumps({"pool": verdict}), flush=True)
         return
-    installed = dict(entry.split("=", 1) for entry in arguments.python)
+    python_by_library = dict(entry.split("=", 1) for entry in arguments.python)
     print("| library | world | player | success | turns | reward | actions/s | replay |")
     print("|---" * 8 + "|")
-    failed: list[str] = []
+    failures: list[str] = []
     with tempfile.TemporaryDirectory() as temporary:
         modules = Path(temporary)
         for name, text in {**MODULES, "server": SERVER}.items():
             (modules / f"{name}.py").write_text(textwrap.dedent(text))
         for library in arguments.only:
-            python = Path(installed[library]) if library in installed else python_of(library, arguments.folder)
+            python = (
+                Path(python_by_library[library])
+                if library in python_by_library
+                else python_of(library, arguments.folder)
+            )
             if library == "openenv":
-                with served(python, modules) as address:
-                    actual = rows(library, python, arguments.episodes, modules, address)
+                with serve_openenv(python, modules) as address:
+                    library_rows = play_twice(library, python, arguments.episodes, modules, address)
             else:
-                actual = rows(library, python, arguments.episodes, modules, "")
-            for row in actual:
+                library_rows = play_twice(library, python, arguments.episodes, modules, "")
+            for row in library_rows:
                 print(line(row), flush=True)
                 if row["failed"] or row["replay"] == "DIFFERS":
-                    failed.append(f"{row['world']} ({row['player']})")
-    if failed:
-        sys.exit(f"failed: {', '.join(failed)}")
+                    failures.append(f"{row['world']} ({row['player']})")
+    if failures:
+        sys.exit(f"failed: {', '.join(failures)}")
 
 
 if __name__ == "__main__":

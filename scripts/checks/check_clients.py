@@ -1,4 +1,4 @@
-"""Makes 83 calls of real clients on `gxpo serve`, and prints which are accepted, which refused with which reason.
+"""Make 83 calls of real clients on `gxpo serve`, and print which are accepted, which refused with which reason.
 
     python -m venv clients && clients/bin/pip install openai litellm openai-agents pydantic-ai-slim[openai] \
         smolagents[openai] langchain-openai inspect-ai anthropic
@@ -138,9 +138,9 @@ def call(name: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     return register
 
 
-def expect(truth: bool, what: str) -> None:
-    if not truth:
-        raise AssertionError(what)
+def expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
 
 
 def client() -> Any:
@@ -153,14 +153,14 @@ def chat(**fields: Any) -> Any:
     return client().chat.completions.create(**{"model": "policy", "messages": ASK, **fields})
 
 
-def shown(completion: Any) -> Any:
+def summarize(completion: Any) -> Any:
     choice = completion.choices[0]
     return [choice.message.content or [c.function.name for c in choice.message.tool_calls or ()], choice.finish_reason]
 
 
 @call("openai sync")
 def _() -> Any:
-    return shown(chat())
+    return summarize(chat())
 
 
 @call("openai async x4 concurrent")
@@ -168,11 +168,11 @@ def _() -> Any:
     import openai
 
     async def all_of_them() -> list[Any]:
-        one = openai.AsyncOpenAI(base_url=URL, api_key=KEY)
-        calls = (one.chat.completions.create(model="policy", messages=ASK) for _ in range(4))
+        async_client = openai.AsyncOpenAI(base_url=URL, api_key=KEY)
+        calls = (async_client.chat.completions.create(model="policy", messages=ASK) for _ in range(4))
         return await asyncio.gather(*calls)
 
-    return [shown(c) for c in asyncio.run(all_of_them())]
+    return [summarize(c) for c in asyncio.run(all_of_them())]
 
 
 @call("openai stream + usage")
@@ -195,9 +195,11 @@ def _() -> Any:
     for turn in range(6):
         message = chat(messages=messages, tools=[ADD]).choices[0].message
         messages.append(message)
-        for each in message.tool_calls or ():
-            given = json.loads(each.function.arguments)
-            messages.append({"role": "tool", "tool_call_id": each.id, "content": str(given["a"] + given["b"])})
+        for tool_call in message.tool_calls or ():
+            arguments = json.loads(tool_call.function.arguments)
+            messages.append(
+                {"role": "tool", "tool_call_id": tool_call.id, "content": str(arguments["a"] + arguments["b"])}
+            )
         if not message.tool_calls:
             return [turn + 1, message.content]
     return "six calls of a tool"
@@ -211,7 +213,7 @@ def _() -> Any:
     return [[row.token, round(row.logprob, 3)] for row in rows]
 
 
-def top(n: int) -> Callable[[], Any]:
+def check_top(n: int) -> Callable[[], Any]:
     def run() -> Any:
         rows = chat(logprobs=True, top_logprobs=n).choices[0].logprobs.content
         expect(all(1 <= len(row.top_logprobs) <= n for row in rows), "a list of likeliest tokens has another length")
@@ -219,14 +221,14 @@ def top(n: int) -> Callable[[], Any]:
         for row in rows:
             values = [t.logprob for t in row.top_logprobs]
             expect(values == sorted(values, reverse=True), "the likeliest is not the first")
-            own = [t.logprob for t in row.top_logprobs if t.token == row.token]
-            expect(not own or abs(own[0] - row.logprob) < 1e-5, "the token's own log-prob differs")
+            own_logprobs = [t.logprob for t in row.top_logprobs if t.token == row.token]
+            expect(not own_logprobs or abs(own_logprobs[0] - row.logprob) < 1e-5, "the token's own log-prob differs")
         return likeliest[0]
 
     return run
 
 
-CALLS += [("openai top_logprobs=3", top(3)), ("openai top_logprobs=1", top(1))]
+CALLS += [("openai top_logprobs=3", check_top(3)), ("openai top_logprobs=1", check_top(1))]
 
 
 @call("openai n=4")
@@ -240,21 +242,21 @@ def _() -> Any:
 def _() -> Any:
     completion = chat(stop=["here"], max_tokens=20)
     expect("here" not in (completion.choices[0].message.content or ""), "the stop text is in the reply")
-    return shown(completion)
+    return summarize(completion)
 
 
 @call("openai seed twice the same, other keys")
 def _() -> Any:
-    return [shown(client().with_options(api_key=f"{KEY}-{i}").chat.completions.create(
+    return [summarize(client().with_options(api_key=f"{KEY}-{i}").chat.completions.create(
         model="policy", messages=ASK, seed=1)) for i in range(2)]  # fmt: skip
 
 
 @call("openai response_format text")
 def _() -> Any:
-    return shown(chat(response_format={"type": "text"}))
+    return summarize(chat(response_format={"type": "text"}))
 
 
-def parsed_json(completion: Any) -> Any:
+def parse_json(completion: Any) -> Any:
     choice = completion.choices[0]
     if choice.finish_reason == "length":
         return ["length", choice.message.content[:60]]
@@ -263,7 +265,7 @@ def parsed_json(completion: Any) -> Any:
 
 @call("openai response_format json_object")
 def _() -> Any:
-    value = parsed_json(chat(response_format={"type": "json_object"}, max_tokens=400))
+    value = parse_json(chat(response_format={"type": "json_object"}, max_tokens=400))
     expect(isinstance(value, dict | list), "no object")
     return value
 
@@ -271,7 +273,7 @@ def _() -> Any:
 @call("openai response_format json_schema")
 def _() -> Any:
     schema = {"name": "sum", "schema": SUM, "strict": True}
-    value = parsed_json(chat(response_format={"type": "json_schema", "json_schema": schema}, max_tokens=400))
+    value = parse_json(chat(response_format={"type": "json_schema", "json_schema": schema}, max_tokens=400))
     expect(isinstance(value, dict) and set(value) == {"a", "even"}, f"not of the schema: {value}")
     return value
 
@@ -306,7 +308,7 @@ def has_ids(completion: Any) -> None:
 
 
 def is_json(completion: Any) -> None:
-    parsed_json(completion)
+    parse_json(completion)
 
 
 def has_three(completion: Any) -> None:
@@ -351,7 +353,7 @@ def parameter(fields: dict[str, Any], check: Callable[[Any], None] | None) -> Ca
         completion = chat(**fields)
         if check is not None:
             check(completion)
-        return shown(completion)
+        return summarize(completion)
 
     return run
 
@@ -408,7 +410,7 @@ def _() -> Any:
 @call("openai with_raw_response headers")
 def _() -> Any:
     raw = client().chat.completions.with_raw_response.create(model="policy", messages=ASK)
-    return [raw.http_response.status_code, raw.headers["content-type"], shown(raw.parse())[1]]
+    return [raw.http_response.status_code, raw.headers["content-type"], summarize(raw.parse())[1]]
 
 
 # ---------------------------------------------------------------- other clients
@@ -562,7 +564,7 @@ def _() -> Any:
     return [chunk.content for chunk in chain().stream("What is 1 + 2?")]
 
 
-def structured(**fields: Any) -> Callable[[], Any]:
+def structured_output(**fields: Any) -> Callable[[], Any]:
     def run() -> Any:
         import pydantic
 
@@ -580,12 +582,12 @@ def structured(**fields: Any) -> Callable[[], Any]:
 
 
 CALLS += [
-    ("langchain with_structured_output (default)", structured()),
-    ("langchain with_structured_output function_calling", structured(method="function_calling")),
+    ("langchain with_structured_output (default)", structured_output()),
+    ("langchain with_structured_output function_calling", structured_output(method="function_calling")),
 ]
 
 
-def inspected(model: str) -> Callable[[], Any]:
+def run_inspect(model: str) -> Callable[[], Any]:
     def run() -> Any:
         import inspect_ai
         from inspect_ai.dataset import Sample
@@ -605,8 +607,8 @@ def inspected(model: str) -> Callable[[], Any]:
 
 
 CALLS += [
-    ("inspect_ai eval", inspected("openai-api/gxpo/policy")),
-    ("inspect_ai default openai/ provider", inspected("openai/policy")),
+    ("inspect_ai eval", run_inspect("openai-api/gxpo/policy")),
+    ("inspect_ai default openai/ provider", run_inspect("openai/policy")),
 ]
 
 
@@ -620,17 +622,17 @@ def run_calls(only: str) -> int:
             continue
         KEY = f"sk-gxpo-check-{i}"
         try:
-            status, what = "accepted", function()
+            status, result = "accepted", function()
         except AssertionError as error:
-            status, what = "BROKEN", str(error)
+            status, result = "BROKEN", str(error)
         except BaseException as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())
             # an endpoint that refuses says so in words; anything else is a failure of the client on what it got
-            status, what = ("refused" if "Error code: 4" in text or " 404" in text else "BROKEN"), text
+            status, result = ("refused" if "Error code: 4" in text or " 404" in text else "BROKEN"), text
             if status == "BROKEN" and os.environ.get("TRACE"):
                 traceback.print_exc()
         broken += status == "BROKEN"
-        print(json.dumps([name, status, what], default=str), flush=True)
+        print(json.dumps([name, status, result], default=str), flush=True)
     return int(broken > 0)
 
 
@@ -652,8 +654,8 @@ def serve_and_run(python: str, only: str, policy: Path | None) -> int:
             server.terminate()
             server.wait(30)
     rows = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("[")]
-    for name, status, what in rows:
-        print(f"{status:9} {name[:70]:70} {json.dumps(what)[:150]}")
+    for name, status, result in rows:
+        print(f"{status:9} {name[:70]:70} {json.dumps(result)[:150]}")
     counts = {kind: sum(row[1] == kind for row in rows) for kind in ("accepted", "refused", "BROKEN")}
     print(f"{len(rows)} calls: " + ", ".join(f"{n} {kind}" for kind, n in counts.items()))
     return run.returncode
@@ -666,11 +668,11 @@ def main() -> int:
     parser.add_argument("--only", default="", help="part of the name of the calls to make")
     parser.add_argument("--policy", type=Path, help="folder of the policy: made if it is not there, and kept")
     parser.add_argument("--client", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.client:
-        URL = given.client
-        return run_calls(given.only)
-    return serve_and_run(given.python, given.only, given.policy)
+    arguments = parser.parse_args()
+    if arguments.client:
+        URL = arguments.client
+        return run_calls(arguments.only)
+    return serve_and_run(arguments.python, arguments.only, arguments.policy)
 
 
 if __name__ == "__main__":

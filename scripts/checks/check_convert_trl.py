@@ -1,4 +1,4 @@
-"""Comparison of `gxpo convert trl SCRIPT` with the arguments that running the script gives.
+"""Compare `gxpo convert trl SCRIPT` with the arguments that running the script gives.
 
 python scripts/checks/check_convert_trl.py SCRIPT... [-v]
 

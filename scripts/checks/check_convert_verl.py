@@ -77,7 +77,7 @@ def sandbox(checkout: Path, folder: Path) -> tuple[Path, Path, Path]:
 
 
 def true_arguments(script: Path, copy: Path, programs: Path, record: Path) -> tuple[list[list[str]], str]:
-    """Run a script: the commands that it gave to its programs, and the end of its errors."""
+    """Run a script; return the commands that it gave to its programs, and the end of its errors."""
     home = copy.parent / "home"
     environment = {"PATH": str(programs), "HOME": str(home)}
     errors = ""
@@ -89,15 +89,15 @@ def true_arguments(script: Path, copy: Path, programs: Path, record: Path) -> tu
                    'ulimit -t 10 -f 20000; command_not_found_handle() { python3 "$@"; }; '
                    'export -f command_not_found_handle; exec bash "$0"', str(script)]  # fmt: skip
         try:
-            done = subprocess.run(command, cwd=copy, capture_output=True, timeout=20, stdin=subprocess.DEVNULL)
-            errors = done.stderr.decode(errors="replace")
+            process = subprocess.run(command, cwd=copy, capture_output=True, timeout=20, stdin=subprocess.DEVNULL)
+            errors = process.stderr.decode(errors="replace")
         except subprocess.TimeoutExpired:
             errors = "20 seconds"
         # what the script asks of its caller gets its own name as its value
-        requests = re.search(r"(?:line \d+: )(\w+): (?:unbound variable|parameter null|.*must be set|.*set )", errors)
-        if requests is None or requests[1] in environment or not re.match(r"[A-Za-z_]", requests[1]):
+        missing = re.search(r"(?:line \d+: )(\w+): (?:unbound variable|parameter null|.*must be set|.*set )", errors)
+        if missing is None or missing[1] in environment or not re.match(r"[A-Za-z_]", missing[1]):
             break
-        environment[requests[1]] = requests[1]
+        environment[missing[1]] = missing[1]
     return [json.loads(line) for line in record.read_text().splitlines()], errors[-300:]
 
 
@@ -113,24 +113,28 @@ def training_of(commands: list[list[str]]) -> list[str] | None:
     return out
 
 
-def compared(said: dict[str, Any], true: dict[str, Any], is_open: Any, home: Path) -> Counter[str]:
+def count_keys(script_keys: dict[str, Any], true_keys: dict[str, Any], is_open: Any, home: Path) -> Counter[str]:
     """Count keys by what a conversion of the script says: equal, unknown, wrong. `home`: what `~` stands for."""
     counts: Counter[str] = Counter()
-    said, true = ({k: f"{home}{v[1:]}" if isinstance(v, str) and v.startswith("~/") else v for k, v in one.items()}
-                  for one in (said, true))  # fmt: skip
-    for key in {**said, **true}:
-        if key in said and is_open(said[key]):
-            kind = "open in both" if key in true and is_open(true[key]) else "unknown"
+    script_keys, true_keys = (
+        {k: f"{home}{v[1:]}" if isinstance(v, str) and v.startswith("~/") else v for k, v in one.items()}
+        for one in (script_keys, true_keys)
+    )
+    for key in {**script_keys, **true_keys}:
+        if key in script_keys and is_open(script_keys[key]):
+            kind = "open in both" if key in true_keys and is_open(true_keys[key]) else "unknown"
         else:
-            kind = "equal" if key in said and key in true and said[key] == true[key] else "wrong"
+            kind = (
+                "equal" if key in script_keys and key in true_keys and script_keys[key] == true_keys[key] else "wrong"
+            )
         counts[kind] += 1
         if kind == "wrong":
-            counts[f"wrong: {key}: {said.get(key, '-')} for {true.get(key, '-')}"] += 1
+            counts[f"wrong: {key}: {script_keys.get(key, '-')} for {true_keys.get(key, '-')}"] += 1
     return counts
 
 
 def literals_of(script: Path) -> set[str]:
-    """Keys that a script sets to a value without a variable."""
+    """List the keys that a script sets to a value without a variable."""
     text = script.read_text(errors="replace")
     return {
         m[1] for m in re.finditer(r"(?m)(?<![\w.])([a-z_]+(?:\.\w+)+)=([^\s\\]*)", text) if not re.search("[$`]", m[2])
@@ -156,12 +160,12 @@ def check(script: Path, name: str, copy: Path, programs: Path, record: Path) -> 
     row["arguments"] = command
     before = os.getcwd()
     os.chdir(script.parent)  # where its configurations lie
-    true, arguments = convert_verl(command), read_source(command)
+    truth, run_source = convert_verl(command), read_source(command)
     os.chdir(before)
-    said_source, home = read_source([str(script)]), copy.parent / "home"
-    row["keys"] = dict(compared(dict(conversion.keys), dict(true.keys), lambda value: value == OPEN, home))
-    values = [{k: v for k, (v, _) in source.settings.items()} for source in (said_source, arguments)]
-    row["settings"] = dict(compared(values[0], values[1], lambda value: isinstance(value, Unknown), home))
+    script_source, home = read_source([str(script)]), copy.parent / "home"
+    row["keys"] = dict(count_keys(dict(conversion.keys), dict(truth.keys), lambda value: value == OPEN, home))
+    values = [{k: v for k, (v, _) in source.settings.items()} for source in (script_source, run_source)]
+    row["settings"] = dict(count_keys(values[0], values[1], lambda value: isinstance(value, Unknown), home))
     literals = literals_of(script) & set(values[1])
     row["literals"] = [len(literals), sum(isinstance(values[0].get(key), Unknown) for key in literals)]
     return row
@@ -182,7 +186,7 @@ def resolves(row: dict[str, Any], folder: Path) -> str:
 
 
 def small_of(row: dict[str, Any]) -> list[str]:
-    """Settings that make a conversion small enough for two steps on a stand-in, which has no chat template."""
+    """List settings that make a conversion small enough for two steps on a stand-in, which has no chat template."""
     sets = ["~chat.kwargs"] if re.search(r"(?m)^chat\.kwargs\b", row["text"]) else []
     for key, value in (("update.minibatches", 2), ("optim.warmup_steps", 1), ("reward.add.overlong.max_length", 24)):
         if re.search(rf"(?m)^{re.escape(key)}: \d", row["text"]):
@@ -211,11 +215,11 @@ def trains(row: dict[str, Any], folder: Path) -> str:
 
 def train_sample(rows: list[dict[str, Any]], size: int, record: Path | None) -> None:
     """Train a sample of the conversions, and print how many train; those in `record` count without a second time."""
-    chosen = random.Random(0).sample(rows, min(size, len(rows)))
+    sample = random.Random(0).sample(rows, min(size, len(rows)))
     text = record.read_text() if record and record.exists() else ""
     outcomes = {script: problem for script, digest, problem in map(json.loads, text.splitlines())
-                if any((row["script"], digest_of(row)) == (script, digest) for row in chosen)}  # fmt: skip
-    for row in chosen:
+                if any((row["script"], digest_of(row)) == (script, digest) for row in sample)}  # fmt: skip
+    for row in sample:
         if row["script"] in outcomes:
             continue
         with tempfile.TemporaryDirectory() as folder:
@@ -223,14 +227,14 @@ def train_sample(rows: list[dict[str, Any]], size: int, record: Path | None) -> 
         if record:
             with record.open("a") as file:
                 file.write(json.dumps([row["script"], digest_of(row), outcomes[row["script"]]]) + "\n")
-    print(f"train two steps: {sum(not problem for problem in outcomes.values())} of {len(chosen)}")
+    print(f"train two steps: {sum(not problem for problem in outcomes.values())} of {len(sample)}")
     for script, problem in outcomes.items():
         if problem:
             print(f"  {script}: {problem[:200]}")
 
 
 def digest_of(row: dict[str, Any]) -> str:
-    """Digest of a conversion and of the commit that trains it."""
+    """Return the digest of a conversion and of the commit that trains it."""
     return hashlib.sha256(f"{_commit()}{row['text']}".encode()).hexdigest()[:16]
 
 
@@ -267,7 +271,7 @@ def main() -> int:
 
 
 def line_of(row: dict[str, Any]) -> str:
-    """One line of the table."""
+    """Format one line of the table."""
     parts = [" ".join(f"{row[part].get(kind, 0):3}" for kind in KINDS) if part in row else " " * 15
              for part in ("keys", "settings")]  # fmt: skip
     remark = row.get("refused", "") or str(row.get("no truth", [""])[0])
@@ -277,24 +281,24 @@ def line_of(row: dict[str, Any]) -> str:
 
 def report(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
     """Print the sums, how many conversions resolve, and how many of a sample train."""
-    with_truth = [row for row in rows if "keys" in row]
-    print(f"{len(rows)} scripts, {sum('refused' in r for r in rows)} refused, {len(with_truth)} compared")
+    compared_rows = [row for row in rows if "keys" in row]
+    print(f"{len(rows)} scripts, {sum('refused' in r for r in rows)} refused, {len(compared_rows)} compared")
     for part in ("keys", "settings"):
-        total = sum((Counter(row[part]) for row in with_truth), Counter())
+        total = sum((Counter(row[part]) for row in compared_rows), Counter())
         n = sum(total[kind] for kind in KINDS) or 1
         shares = ", ".join(f"{kind} {total[kind]} ({total[kind] / n:.1%})" for kind in KINDS)
-        print(f"{part}: {n}: {shares}; scripts with a wrong one: {sum('wrong' in row[part] for row in with_truth)}")
-    literals = [sum(row["literals"][i] for row in with_truth) for i in (0, 1)]
+        print(f"{part}: {n}: {shares}; scripts with a wrong one: {sum('wrong' in row[part] for row in compared_rows)}")
+    literals = [sum(row["literals"][i] for row in compared_rows) for i in (0, 1)]
     print(f"set by literals: {literals[0]}, of these unknown {literals[1]} ({literals[1] / max(literals[0], 1):.1%})")
     with tempfile.TemporaryDirectory() as name:
-        converted = [row for row in rows if "text" in row]
-        problems = {row["script"]: resolves(row, Path(name)) for row in converted}
+        converted_rows = [row for row in rows if "text" in row]
+        problems = {row["script"]: resolves(row, Path(name)) for row in converted_rows}
         print(f"resolve once filled: {sum(not p for p in problems.values())} of {len(rows)}")
         for script, problem in problems.items():
             if problem:
                 print(f"  {script}: {problem[:200]}")
     if options.train:
-        train_sample(converted, options.train, options.trained)
+        train_sample(converted_rows, options.train, options.trained)
 
 
 if __name__ == "__main__":

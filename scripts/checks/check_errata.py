@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs installed trainers on the inputs of docs/errata.md and says whether they still give the numbers stated there.
+"""Run installed trainers on the inputs of docs/errata.md and say whether they still give the numbers stated there.
 
     python scripts/checks/check_errata.py               # every one of these that is installed beside this interpreter
     python scripts/checks/check_errata.py --only trl
@@ -34,23 +34,23 @@ class Row:
     """What an entry of the errata, "page: its heading", says, and what was found."""
 
     entry: str
-    stated: Sequence[float]
-    found: Sequence[float]
+    expected: Sequence[float]
+    values: Sequence[float]
     tolerance: float = 2e-6
 
     @property
-    def same(self) -> bool:
-        pairs = zip(self.stated, self.found, strict=False)
-        return len(self.stated) == len(self.found) and all(abs(a - b) <= self.tolerance for a, b in pairs)
+    def is_same(self) -> bool:
+        pairs = zip(self.expected, self.values, strict=False)
+        return len(self.expected) == len(self.values) and all(abs(a - b) <= self.tolerance for a, b in pairs)
 
 
-def shown(xs: Sequence[float]) -> str:
+def format_numbers(xs: Sequence[float]) -> str:
     return " ".join(f"{x:.6g}" for x in xs)
 
 
 # TRL.
 def _model() -> tuple[Any, Any]:
-    """A tokenizer of characters and a model of two layers, both made here."""
+    """Make a tokenizer of characters and a model of two layers."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -72,22 +72,22 @@ Table = Sequence[float | None]
 
 
 def _reward(table: Table, name: str) -> Callable[..., list[float | None]]:
-    def scored(completions: Sequence[Any], **_: Any) -> list[float | None]:
+    def reward(completions: Sequence[Any], **_: Any) -> list[float | None]:
         return list(table)[: len(completions)]
 
-    scored.__name__ = name
-    return scored
+    reward.__name__ = name
+    return reward
 
 
 def _trainer(kind: Any, tables: Sequence[Table], group: int, folder: str, evaluated: int = 0, **settings: Any) -> Any:
-    """A trainer of one step in which reward function k gives `tables[k]`, whatever was sampled."""
+    """Make a trainer of one step in which reward function k gives `tables[k]`, whatever was sampled."""
     import trl
     from datasets import Dataset
 
     name = next(c.__name__ for c in kind.__mro__ if c.__name__ in ("GRPOTrainer", "RLOOTrainer"))
     tokenizer, model = _model()
     rows = len(tables[0])
-    built_value = getattr(trl, name.replace("Trainer", "Config"))(**{
+    args = getattr(trl, name.replace("Trainer", "Config"))(**{
         "output_dir": folder, "per_device_train_batch_size": rows, "num_generations": group,
         "max_completion_length": 4, "max_steps": 1, "report_to": "none", "use_cpu": True, "bf16": False,
         "save_strategy": "no", "disable_tqdm": True, "gradient_checkpointing": False, "logging_strategy": "no",
@@ -97,27 +97,27 @@ def _trainer(kind: Any, tables: Sequence[Table], group: int, folder: str, evalua
     held_out = Dataset.from_list([{"prompt": f"9-{i}="} for i in range(evaluated)]) if evaluated else None
     functions = [_reward(t, f"reward_{k}") for k, t in enumerate(tables)]
     return kind(
-        model=model, args=built_value, train_dataset=data, eval_dataset=held_out, reward_funcs=functions,
+        model=model, args=args, train_dataset=data, eval_dataset=held_out, reward_funcs=functions,
         processing_class=tokenizer,
     )  # fmt: skip
 
 
 def _advantages(trainer: str, tables: Sequence[Table], group: int, **settings: Any) -> list[float]:
-    """Advantages of one step."""
+    """Return the advantages of one step."""
     import trl
 
     kind = getattr(trl, f"{trainer}Trainer")
-    seen_advantages: list[float] = []
+    advantages: list[float] = []
 
-    class Listening(kind):  # type: ignore[misc, valid-type]  # a class that is chosen above
+    class RecordingTrainer(kind):  # type: ignore[misc, valid-type]  # a class that is chosen above
         def _generate_and_score_completions(self, inputs: Any) -> Any:
-            built_score_completions = super()._generate_and_score_completions(inputs)
-            seen_advantages.extend(built_score_completions["advantages"].tolist())
-            return built_score_completions
+            batch = super()._generate_and_score_completions(inputs)
+            advantages.extend(batch["advantages"].tolist())
+            return batch
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):  # a line of metrics
-        _trainer(Listening, tables, group, folder, **settings).train()
-    return seen_advantages[: len(tables[0])]
+        _trainer(RecordingTrainer, tables, group, folder, **settings).train()
+    return advantages[: len(tables[0])]
 
 
 # Five tokens of two answers, A = 1 and -1.
@@ -127,7 +127,7 @@ TOKENS = ((1, 1, 0), (1, 1, 1))
 
 
 def _trl_loss(trainer: str, change: Sequence[Sequence[float]] = CHANGE, **settings: Any) -> tuple[float, list[float]]:
-    """TRL's loss of the five tokens, and its slope by their log-probs."""
+    """Return TRL's loss of the five tokens, and its slope by their log-probs."""
     import torch
     import trl
 
@@ -135,14 +135,14 @@ def _trl_loss(trainer: str, change: Sequence[Sequence[float]] = CHANGE, **settin
     new = (old + torch.tensor(change, dtype=torch.float64)).requires_grad_()
     mask = torch.tensor(TOKENS)
 
-    class Given(getattr(trl, f"{trainer}Trainer")):  # type: ignore[misc]  # a class that is chosen above
+    class FixedLogprobs(getattr(trl, f"{trainer}Trainer")):  # type: ignore[misc]  # a class that is chosen above
         def _get_per_token_logps_and_entropies(self, *_: Any, **__: Any) -> Any:
             return new, torch.zeros_like(new), None
 
     with tempfile.TemporaryDirectory() as folder:
-        built_trainer = _trainer(Given, [[1.0, 0.0]], 2, folder, beta=0.0, **settings)
-        built_trainer.current_gradient_accumulation_steps = 1
-        loss = built_trainer._compute_loss(built_trainer.model, {
+        instance = _trainer(FixedLogprobs, [[1.0, 0.0]], 2, folder, beta=0.0, **settings)
+        instance.current_gradient_accumulation_steps = 1
+        loss = instance._compute_loss(instance.model, {
             "prompt_ids": torch.ones(2, 1, dtype=torch.int64), "prompt_mask": torch.ones(2, 1, dtype=torch.int64),
             "completion_ids": torch.ones(2, 3, dtype=torch.int64), "completion_mask": mask,
             "advantages": torch.tensor([1.0, -1.0], dtype=torch.float64), "old_per_token_logps": old,
@@ -153,7 +153,7 @@ def _trl_loss(trainer: str, change: Sequence[Sequence[float]] = CHANGE, **settin
 
 
 def _rows_of_a_step_with_evaluation() -> list[float]:
-    """Of the file of completions that TRL wrote for step 1: how many rows are training's, how many evaluation's."""
+    """Count rows of training and of evaluation in the file of completions that TRL wrote for step 1."""
     import glob
 
     import pandas as pd
@@ -171,7 +171,7 @@ def _rows_of_a_step_with_evaluation() -> list[float]:
 
 
 def trl() -> Iterator[Row]:
-    """TRL's GRPOTrainer and RLOOTrainer."""
+    """Check TRL's GRPOTrainer and RLOOTrainer."""
     one = [1.0] + [0.0] * 7
     grpo = {"beta": 0.0}
     yield Row(
@@ -184,33 +184,33 @@ def trl() -> Iterator[Row]:
         "statistics: eps is in units of the rewards", [1.929211], _advantages("GRPO", [small], 8, **grpo)[:1], 1e-4
     )
     batch = [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
-    actual = _advantages("GRPO", [batch], 4, scale_rewards="batch", **grpo)
+    values = _advantages("GRPO", [batch], 4, scale_rewards="batch", **grpo)
     yield Row(
         "statistics: Batch std of rewards, not of centred rewards",
         [0.467620, -1.402860],
-        [actual[0], actual[3]],
+        [values[0], values[3]],
     )
-    actual = _advantages("GRPO", [[1.0, None, -1.0, -1.0]], 4, **grpo)
-    yield Row("rewards: Unscored completions get reward 0 (nansum)", [1.154601, 0.0, -0.577300, -0.577300], actual)
+    values = _advantages("GRPO", [[1.0, None, -1.0, -1.0]], 4, **grpo)
+    yield Row("rewards: Unscored completions get reward 0 (nansum)", [1.154601, 0.0, -0.577300, -0.577300], values)
     two = [[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]
-    actual = _advantages("GRPO", two, 4, multi_objective_aggregation="normalize_then_sum", **grpo)
-    yield Row("batch: GDPO over trajectories and over tokens", [1.332031, 0.206077, -0.769054, -0.769054], actual)
-    actual = _advantages("GRPO", two, 4, **grpo)
-    yield Row("batch: GDPO of the sum is GRPO", [1.305446, 0.261089, -0.783268, -0.783268], actual)
-    actual = _advantages("GRPO", [[0.95] * 8], 8, **grpo)
-    yield Row("statistics: Equal rewards that are not zero-signal", [0.000595667] * 8, actual)
-    actual = _advantages("RLOO", [[1.0, 0.0, 0.0, 1.0]], 4, normalize_advantages=True, beta=0.0)
-    yield Row("batch: REINFORCE++ in four systems", [0.865913, -0.865913, -0.865913, 0.865913], actual)
+    values = _advantages("GRPO", two, 4, multi_objective_aggregation="normalize_then_sum", **grpo)
+    yield Row("batch: GDPO over trajectories and over tokens", [1.332031, 0.206077, -0.769054, -0.769054], values)
+    values = _advantages("GRPO", two, 4, **grpo)
+    yield Row("batch: GDPO of the sum is GRPO", [1.305446, 0.261089, -0.783268, -0.783268], values)
+    values = _advantages("GRPO", [[0.95] * 8], 8, **grpo)
+    yield Row("statistics: Equal rewards that are not zero-signal", [0.000595667] * 8, values)
+    values = _advantages("RLOO", [[1.0, 0.0, 0.0, 1.0]], 4, normalize_advantages=True, beta=0.0)
+    yield Row("batch: REINFORCE++ in four systems", [0.865913, -0.865913, -0.865913, 0.865913], values)
     still = [[0.0] * 3] * 2
-    actual = _trl_loss("GRPO", still, loss_type="cispo")[1]
-    yield Row("losses: CISPO: one bound with three meanings", [-0.04, -0.04, 0.04, 0.04, 0.04], actual)
+    values = _trl_loss("GRPO", still, loss_type="cispo")[1]
+    yield Row("losses: CISPO: one bound with three meanings", [-0.04, -0.04, 0.04, 0.04, 0.04], values)
     settings = {"loss_type": "dapo", "delta": 1.3}
     yield Row("losses: Dual clip: three definitions", [0.243313], [_trl_loss("GRPO", **settings)[0]])
     sequence = {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}
-    actual = [_trl_loss("GRPO", loss_type=kind, **sequence)[0] for kind in ("dapo", "grpo")]
-    yield Row("losses: GSPO: a sequence ratio under a token mean", [0.262942, 0.052385], actual)
-    actual = [_trl_loss(kind)[1][1] for kind in ("RLOO", "GRPO")]
-    yield Row("losses: RLOO in TRL: the clipped ratio is a product over the sequence", [0.0, -0.180967], actual)
+    values = [_trl_loss("GRPO", loss_type=kind, **sequence)[0] for kind in ("dapo", "grpo")]
+    yield Row("losses: GSPO: a sequence ratio under a token mean", [0.262942, 0.052385], values)
+    values = [_trl_loss(kind)[1][1] for kind in ("RLOO", "GRPO")]
+    yield Row("losses: RLOO in TRL: the clipped ratio is a product over the sequence", [0.0, -0.180967], values)
     yield Row(
         "elsewhere: TRL's log_completions: evaluation rows replace the step's",
         [0.0, 4.0],
@@ -220,7 +220,7 @@ def trl() -> Iterator[Row]:
 
 # verl.
 def verl() -> Iterator[Row]:
-    """Functions of verl.trainer.ppo.core_algos."""
+    """Check functions of verl.trainer.ppo.core_algos."""
     import numpy as np
     import torch
 
@@ -257,17 +257,17 @@ def verl() -> Iterator[Row]:
         run("opo", single, groups, [4, 1, 3]),
     )
     three = [1.0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0]
-    actual = run("gpg", three, [0] * 4 + [1] * 4 + [2] * 4)
-    yield Row("methods: GPG counts rewards instead of samples", [1.8, -0.6, -0.6, -0.6], actual[:4])
-    actual = run("reinforce_plus_plus_baseline", single, groups)
-    yield Row("groups: A group of one in a batch that is whitened", [1.137760, -0.398216, -0.739544], actual)
-    actual = run("grpo_passk", [0.9, 0.5, 0.2, 0.1], [0] * 4)
-    yield Row("methods: Pass@k in verl: best minus second reward", [1.112970, 0.0, 0.0, 0.0], actual)
-    actual = run("reinforce_plus_plus", [1.0, 0.0, 0.0, 1.0], [0] * 4, [1, 3, 2, 2])
-    yield Row("batch: REINFORCE++ in four systems", [1.207615, -0.724569, -0.724569, 1.207615], actual)
+    values = run("gpg", three, [0] * 4 + [1] * 4 + [2] * 4)
+    yield Row("methods: GPG counts rewards instead of samples", [1.8, -0.6, -0.6, -0.6], values[:4])
+    values = run("reinforce_plus_plus_baseline", single, groups)
+    yield Row("groups: A group of one in a batch that is whitened", [1.137760, -0.398216, -0.739544], values)
+    values = run("grpo_passk", [0.9, 0.5, 0.2, 0.1], [0] * 4)
+    yield Row("methods: Pass@k in verl: best minus second reward", [1.112970, 0.0, 0.0, 0.0], values)
+    values = run("reinforce_plus_plus", [1.0, 0.0, 0.0, 1.0], [0] * 4, [1, 3, 2, 2])
+    yield Row("batch: REINFORCE++ in four systems", [1.207615, -0.724569, -0.724569, 1.207615], values)
     lengths = [1, 2, 3, 10]
     mask = (torch.arange(10) < torch.tensor(lengths)[:, None]).float()
-    actual = core.compute_gdpo_outcome_advantage(
+    values = core.compute_gdpo_outcome_advantage(
         token_level_rewards=torch.zeros(4, 10),
         response_mask=mask,
         index=np.array(["0"] * 4, dtype=object),
@@ -275,7 +275,7 @@ def verl() -> Iterator[Row]:
         non_tensor_batch={"a": np.array([1.0, 1.0, 0.0, 0.0]), "b": np.array([1.0, 0.0, 0.0, 0.0])},
         batch={"prompts": torch.zeros(4, 1), "attention_mask": torch.cat([torch.ones(4, 1), mask], 1).long()},
     )[0][:, 0].tolist()
-    yield Row("batch: GDPO: reward weights by position", [3.111522, 1.215577, -0.426360, -0.426360], actual, 1e-4)
+    yield Row("batch: GDPO: reward weights by position", [3.111522, 1.215577, -0.426360, -0.426360], values, 1e-4)
     whiten = importlib.import_module("verl.utils.torch_functional").masked_whiten
     try:
         whiten(torch.ones(1, 1), torch.ones(1, 1))
@@ -298,7 +298,7 @@ def _verl_losses(core: Any) -> Iterator[Row]:
         name: str, mode: str = "token-mean", change: Sequence[Sequence[float]] = CHANGE, rows: Sequence[int] = (0, 1),
         counted: Any = mask, **settings: Any,
     ) -> tuple[float, list[float]]:  # fmt: skip
-        """Of the five tokens, or of some rows: the loss, and its slope by their log-probs."""
+        """Return the loss of the five tokens, or of some rows, and its slope by their log-probs."""
         config = ActorConfig(
             strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=2, ppo_mini_batch_size=2,
             optim=OptimizerConfig(lr=1e-6),
@@ -317,49 +317,49 @@ def _verl_losses(core: Any) -> Iterator[Row]:
     yield Row(
         "losses: CISPO: one bound with three meanings", [-0.2, -0.2, 0.2, 0.2, 0.2], loss("cispo", change=still)[1]
     )
-    actual = loss("vanilla", clip_ratio_c=1.3)[0]
-    yield Row("losses: Dual clip: three definitions", [0.243313], [actual])
+    values = loss("vanilla", clip_ratio_c=1.3)[0]
+    yield Row("losses: Dual clip: three definitions", [0.243313], [values])
     plain = torch.max(-credit * torch.tensor(CHANGE).exp(), -credit * torch.tensor(CHANGE).exp().clamp(0.8, 1.2))
     summed = {"loss_mask": mask, "loss_agg_mode": "seq-mean-token-sum-norm"}
-    actual = float(core.agg_loss(plain, loss_scale_factor=4, **summed))
-    yield Row("losses: seq-mean-token-sum-norm in two versions of verl", [0.195661], [actual])
+    values = float(core.agg_loss(plain, loss_scale_factor=4, **summed))
+    yield Row("losses: seq-mean-token-sum-norm in two versions of verl", [0.195661], [values])
     pad = torch.nn.functional.pad
     wide = core.agg_loss(pad(plain, (0, 27)), loss_mask=pad(mask, (0, 27)), loss_agg_mode="seq-mean-token-sum-norm")
     ratio = float(core.agg_loss(plain, **summed) / wide)
     yield Row("losses: Dr. GRPO: the horizon is the padded width", [10.0], [ratio], 1e-5)
     bounds: dict[str, Any] = {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
-    actual = [loss("gspo", mode, **bounds)[0] for mode in ("token-mean", "seq-mean-token-mean")]
-    yield Row("losses: GSPO: a sequence ratio under a token mean", [0.262942, 0.052385], actual)
+    values = [loss("gspo", mode, **bounds)[0] for mode in ("token-mean", "seq-mean-token-mean")]
+    yield Row("losses: GSPO: a sequence ratio under a token mean", [0.262942, 0.052385], values)
     apart = loss("geo_mean", rows=[0])[0] + loss("geo_mean", rows=[1])[0]
-    actual = apart / loss("geo_mean")[0]
-    yield Row("losses: GMPO in verl: micro-batch means that are summed", [2.0], [actual])
+    values = apart / loss("geo_mean")[0]
+    yield Row("losses: GMPO in verl: micro-batch means that are summed", [2.0], [values])
     none = mask.clone()
     none[1] = False
-    actual = loss("geo_mean", counted=none)[0] / loss("geo_mean", rows=[0])[0]
-    yield Row("losses: GMPO in verl: fully masked rows count in the mean", [0.5], [actual])
-    moved = torch.tensor([[0.04 / 0.01, 0.95 / 0.7, 1.0], [1.0, 1.0, 1.0]]).log()
+    values = loss("geo_mean", counted=none)[0] / loss("geo_mean", rows=[0])[0]
+    yield Row("losses: GMPO in verl: fully masked rows count in the mean", [0.5], [values])
+    log_ratio = torch.tensor([[0.04 / 0.01, 0.95 / 0.7, 1.0], [1.0, 1.0, 1.0]]).log()
     before = torch.tensor([[0.01, 0.7, 1.0], [0.5, 0.5, 0.5]], dtype=torch.float64).log()
     old.copy_(before)
-    slopes = loss("dppo_tv", change=moved.tolist())[1][:2]
-    actual = [float(x != 0) for x in slopes]
-    yield Row("losses: DPPO in verl: clip_ratio as a bound on a divergence", [1.0, 0.0], actual)
+    slopes = loss("dppo_tv", change=log_ratio.tolist())[1][:2]
+    values = [float(x != 0) for x in slopes]
+    yield Row("losses: DPPO in verl: clip_ratio as a bound on a divergence", [1.0, 0.0], values)
 
     def estimate(logprob: float, reference: float, kind: str) -> list[float]:
         x = torch.tensor([logprob], requires_grad=True)
         value = core.kl_penalty(x, torch.tensor([reference]), kind)
         return [float(value), float(torch.autograd.grad(value.sum(), x)[0])]
 
-    actual = estimate(-1.0, -1.4, "k3+")
-    yield Row("losses: k3+ in verl: the value of k3, the gradient of k2", [0.070320, 0.4], actual)
-    actual = estimate(-5.0, -1.0, "low_var_kl")
-    yield Row("losses: Clamped KL estimates have no gradient beyond the clamp", [10.0, 0.0], actual)
+    values = estimate(-1.0, -1.4, "k3+")
+    yield Row("losses: k3+ in verl: the value of k3, the gradient of k2", [0.070320, 0.4], values)
+    values = estimate(-5.0, -1.0, "low_var_kl")
+    yield Row("losses: Clamped KL estimates have no gradient beyond the clamp", [10.0, 0.0], values)
     reject = importlib.import_module("verl.trainer.ppo.rollout_corr_helper").compute_rollout_rejection_mask
     ratios = torch.tensor([[0.24, 0.26, 0.49, 1.9, 2.1, 3.9]])
-    actual = reject(ratios.log(), torch.ones(1, 6), "token_k1", "0.5_4")[0][0].tolist()
+    values = reject(ratios.log(), torch.ones(1, 6), "token_k1", "0.5_4")[0][0].tolist()
     yield Row(
         "losses: Rejection sampling in verl: bounds applied to the inverse ratio",
         [0.0, 1.0, 1.0, 1.0, 0.0, 0.0],
-        actual,
+        values,
     )
 
 
@@ -371,7 +371,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="SYSTEM")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
-    different = 0
+    n_different = 0
     for name in arguments.only:
         try:
             version = importlib.metadata.version(name)
@@ -379,11 +379,11 @@ def main() -> None:
             print(f"{name}: not installed, left out")
             continue
         for row in SYSTEMS[name]():
-            text = "as stated" if row.same else f"OTHER: stated {shown(row.stated)}"
-            print(f"{name} {version} | {row.entry} | {shown(row.found)} | {text}", flush=True)
-            different += not row.same
-    if different:
-        sys.exit(f"{different} entries differ: the systems have moved on, or the page is wrong")
+            text = "as stated" if row.is_same else f"OTHER: stated {format_numbers(row.expected)}"
+            print(f"{name} {version} | {row.entry} | {format_numbers(row.values)} | {text}", flush=True)
+            n_different += not row.is_same
+    if n_different:
+        sys.exit(f"{n_different} entries differ: the systems have moved on, or the page is wrong")
 
 
 if __name__ == "__main__":

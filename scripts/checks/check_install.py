@@ -1,4 +1,4 @@
-"""Does gxpo work where it is installed? Clean environments with a built wheel: the core, then each extra.
+"""Check that gxpo works where it is installed: clean environments with a built wheel, the core, then each extra.
 
     python scripts/checks/check_install.py                           # all of them, half an hour
     python scripts/checks/check_install.py core train                # these
@@ -46,16 +46,16 @@ modules = {}
 for module, owners in metadata.packages_distributions().items():
     for owner in owners:
         modules.setdefault(owner.lower().replace("_", "-"), []).append(module)
-wanted = [Requirement(r) for r in metadata.requires("gxpo")]
-wanted = [r.name for r in wanted if r.marker and r.marker.evaluate({"extra": sys.argv[1]}) and r.name != "gxpo"]
-assert wanted, sys.argv[1]
-done = []
-for name in wanted:
+requirements = [Requirement(r) for r in metadata.requires("gxpo")]
+names = [r.name for r in requirements if r.marker and r.marker.evaluate({"extra": sys.argv[1]}) and r.name != "gxpo"]
+assert names, sys.argv[1]
+imported = []
+for name in names:
     for module in modules[name.lower().replace("_", "-")]:
         if module.isidentifier() and not module.startswith("_") and module not in ("tests", "test", "docs"):
             importlib.import_module(module)
-            done.append(module)
-print("imported " + ", ".join(done))
+            imported.append(module)
+print("imported " + ", ".join(imported))
 """
 ADVANTAGES = """
 import gxpo, torch
@@ -172,7 +172,7 @@ TRIES = {
 
 
 class Environment:
-    """A fresh virtual environment in a directory, or a copy of one; `tried` prints what it does."""
+    """A fresh virtual environment in a directory, or a copy of one; `attempt` prints what a command does."""
 
     def __init__(self, directory: Path, python: str, like: Environment | None = None) -> None:
         self.directory, self.place = directory, directory / "work"
@@ -182,21 +182,21 @@ class Environment:
         else:  # by links, in seconds; only scripts in bin/ know where they were, and `python -m` starts none of them
             shutil.copytree(like.directory, directory, symlinks=True, copy_function=os.link)
         self.python = str(directory / ("Scripts" if os.name == "nt" else "bin") / "python")
-        kept_values = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        self.surroundings = {**kept_values, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        self.variables = {**variables, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
     def run(self, *words: str) -> tuple[int, str]:
-        done = subprocess.run(
-            [self.python, *words], cwd=self.place, env=self.surroundings, capture_output=True, text=True, timeout=1200
+        process = subprocess.run(
+            [self.python, *words], cwd=self.place, env=self.variables, capture_output=True, text=True, timeout=1200
         )
-        return done.returncode, done.stdout + done.stderr
+        return process.returncode, process.stdout + process.stderr
 
     def pip(self, *words: str) -> None:
         code, message = self.run("-m", "pip", "install", "-q", "--disable-pip-version-check", *words)
         if code:
             raise SystemExit(f"pip install {' '.join(words)}:\n{message}")
 
-    def tried(self, one: Try) -> bool:
+    def attempt(self, one: Try) -> bool:
         """Run a command and print how it went, and its output where it is not as it should be."""
         start = time.perf_counter()
         code, message = self.run(*one.words)
@@ -243,10 +243,10 @@ def moved_pins(python: str, gxpo_from: Sequence[str], folder: Path) -> list[str]
     report = folder / "report.json"
     command = [python, "-m", "pip", "install", "-q", "--dry-run", "--report", str(report), *gxpo_from]
     subprocess.run(command, check=True)
-    listed = subprocess.run(
+    process = subprocess.run(
         [python, "-m", "pip", "list", "--format", "json"], capture_output=True, text=True, check=True
     )
-    version_by_name = {row["name"].lower().replace("_", "-"): row["version"] for row in json.loads(listed.stdout)}
+    version_by_name = {row["name"].lower().replace("_", "-"): row["version"] for row in json.loads(process.stdout)}
     new = {row["metadata"]["name"]: row["metadata"]["version"] for row in json.loads(report.read_text())["install"]}
     new.pop("gxpo", None)
     print(f"{python}: gxpo would add {', '.join(new) or 'nothing else'}")
@@ -254,36 +254,41 @@ def moved_pins(python: str, gxpo_from: Sequence[str], folder: Path) -> list[str]
     return [f"{n} {version_by_name[k]} -> {new[n]}" for n, k in names.items() if k in version_by_name]
 
 
-def core(directory: Path, gxpo_from: Sequence[str], python: str, torch: str | None) -> Environment:
-    """An environment with the core, and with torch if it is given."""
-    built_environment = Environment(directory, python)
+def make_core(directory: Path, gxpo_from: Sequence[str], python: str, torch: str | None) -> Environment:
+    """Make an environment with the core, and with torch if it is given."""
+    environment = Environment(directory, python)
     if torch is None:
-        built_environment.pip(*(line for line in PROJECT["dependencies"] if not line.startswith("torch")))
-        built_environment.pip("--no-deps", *gxpo_from)
+        environment.pip(*(line for line in PROJECT["dependencies"] if not line.startswith("torch")))
+        environment.pip("--no-deps", *gxpo_from)
     else:
-        built_environment.pip(f"torch=={torch}")
-        built_environment.pip(*gxpo_from)
-    return built_environment
+        environment.pip(f"torch=={torch}")
+        environment.pip(*gxpo_from)
+    return environment
 
 
-def check(name: str, made: Environment, torch: str | None) -> int:
-    """How many commands fail in a copy of the core's environment, with an extra unless `name` is "core"."""
+def check(name: str, environment: Environment, torch: str | None) -> int:
+    """Count the commands that fail in a copy of the core's environment, with an extra unless `name` is "core"."""
     if name == "core":
         tries = CORE if torch else WITHOUT_TORCH
     else:
-        limit = made.place / "torch.txt"  # an extra that wants another torch says so before it brings gigabytes
+        limit = environment.place / "torch.txt"  # an extra that wants another torch says so before it brings gigabytes
         limit.write_text(f"torch=={torch}\n", encoding="utf-8")
-        made.pip("packaging", "-c", str(limit), f"gxpo[{','.join((name, *BESIDE.get(name, ())))}]")
+        environment.pip("packaging", "-c", str(limit), f"gxpo[{','.join((name, *BESIDE.get(name, ())))}]")
         tries = [Try(("-c", IMPORTS, name), "imported"), *TRIES.get(name, [])]
     if torch is not None:
         tries = [Try(("-m", "pip", "check"), "No broken requirements"), *tries]
-    _, listed = made.run("-m", "pip", "list", "--format", "json", "--disable-pip-version-check")
-    _, version = made.run("--version")
-    actual = {row["name"]: row["version"] for row in json.loads(listed[: listed.rindex("]") + 1])}
-    size = sum(f.stat().st_size for f in made.directory.rglob("*") if f.is_file() and not f.is_symlink())
-    about = (version.strip(), f"torch {actual.get('torch')}", f"{len(actual)} packages", f"{size >> 20} MB")
+    _, listed = environment.run("-m", "pip", "list", "--format", "json", "--disable-pip-version-check")
+    _, version = environment.run("--version")
+    version_by_package = {row["name"]: row["version"] for row in json.loads(listed[: listed.rindex("]") + 1])}
+    size = sum(f.stat().st_size for f in environment.directory.rglob("*") if f.is_file() and not f.is_symlink())
+    about = (
+        version.strip(),
+        f"torch {version_by_package.get('torch')}",
+        f"{len(version_by_package)} packages",
+        f"{size >> 20} MB",
+    )
     print(f"{name}: {', '.join(about)}", flush=True)
-    return sum(not made.tried(one) for one in tries)
+    return sum(not environment.attempt(one) for one in tries)
 
 
 def main() -> None:
@@ -297,8 +302,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.beside:
         with tempfile.TemporaryDirectory() as folder, loopback_index(Path(folder)) as gxpo_from:
-            if moved := moved_pins(arguments.beside, gxpo_from, Path(folder)):
-                raise SystemExit(f"{arguments.beside}: installing gxpo moves {'; '.join(moved)}")
+            if moves := moved_pins(arguments.beside, gxpo_from, Path(folder)):
+                raise SystemExit(f"{arguments.beside}: installing gxpo moves {'; '.join(moves)}")
         return
     names = arguments.names or [name for name in ("core", *EXTRAS) if name not in ELSEWHERE]
     if unknown := set(names) - {"core", *EXTRAS}:
@@ -308,20 +313,20 @@ def main() -> None:
     if not arguments.names:
         for name, why in ELSEWHERE.items():
             print(f"{name}: left out: {why}")
-    wrong: dict[str, str] = {}
+    problems: dict[str, str] = {}
     torch = None if arguments.without_torch else arguments.torch
     with tempfile.TemporaryDirectory() as folder, loopback_index(Path(folder)) as gxpo_from:
-        first = core(Path(folder, "first"), gxpo_from, arguments.python, torch)
+        first = make_core(Path(folder, "first"), gxpo_from, arguments.python, torch)
         for name in names:
             try:
-                if failed := check(name, Environment(Path(folder, name), arguments.python, first), torch):
-                    wrong[name] = f"{failed} commands fail"
+                if n_failed := check(name, Environment(Path(folder, name), arguments.python, first), torch):
+                    problems[name] = f"{n_failed} commands fail"
             except SystemExit as error:
                 print(f"{name}: {error}"[:3000], flush=True)
-                wrong[name] = "does not install"
+                problems[name] = "does not install"
             shutil.rmtree(Path(folder, name), ignore_errors=True)
-    if wrong:
-        raise SystemExit("; ".join(f"{name}: {what}" for name, what in wrong.items()))
+    if problems:
+        raise SystemExit("; ".join(f"{name}: {what}" for name, what in problems.items()))
     print(f"{len(names)} environments work")
 
 

@@ -1,4 +1,4 @@
-"""Do the lower bounds of pyproject.toml hold? A part of the suite in a fresh environment that has exactly them.
+"""Check the lower bounds of pyproject.toml: a part of the suite in a fresh environment that has exactly them.
 
     python scripts/checks/check_lowest.py                 # with the torch of constraints.txt
     python scripts/checks/check_lowest.py --torch 2.6.0   # torch's own bound; gigabytes where pip offers no CPU build
@@ -46,33 +46,31 @@ RUN = [
 ]
 
 
-def lowest(stated: list[str], torch: str) -> list[str]:
-    """The requirements with == for >=, but torch in this version."""
-    return [f"torch=={torch}", *(line.replace(">=", "==") for line in stated if not line.startswith("torch"))]
+def pin_lowest(requirements: list[str], torch: str) -> list[str]:
+    """Pin the requirements, == for >=, but torch in this version."""
+    return [f"torch=={torch}", *(line.replace(">=", "==") for line in requirements if not line.startswith("torch"))]
 
 
 def main() -> None:
-    given_arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     pinned = re.search(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
-    given_arguments.add_argument(
-        "--torch", default=pinned and pinned[1], help="version to install; default: %(default)s"
-    )
-    torch = given_arguments.parse_args().torch
+    parser.add_argument("--torch", default=pinned and pinned[1], help="version to install; default: %(default)s")
+    torch = parser.parse_args().torch
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     core, train = project["dependencies"], project["optional-dependencies"]["train"]
-    surroundings = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as home:
         python = str(Path(home, "bin", "python"))
 
         def run(*arguments: str) -> None:
             print("+", *arguments, flush=True)
-            subprocess.run([python, "-m", *arguments], cwd=ROOT, env=surroundings, check=True)
+            subprocess.run([python, "-m", *arguments], cwd=ROOT, env=environment, check=True)
 
         subprocess.run([sys.executable, "-m", "venv", home], check=True)
-        run("pip", "install", "-q", *TESTS, *lowest(core, torch))
+        run("pip", "install", "-q", *TESTS, *pin_lowest(core, torch))
         run("gxpo.cli.app", "--help")
         run("pytest", "-q", "-p", "no:cacheprovider", *CORE)
-        run("pip", "install", "-q", *TESTS, *lowest(core + train, torch))
+        run("pip", "install", "-q", *TESTS, *pin_lowest(core + train, torch))
         run("gxpo.cli.app", *RUN, "--out", str(Path(home, "run")))
         run("pytest", "-q", "-p", "no:cacheprovider", *TRAIN)
         run("pip", "list")

@@ -1,4 +1,4 @@
-"""Check of `gxpo compare --on ray`: the same comparison on Ray and in local processes; the figures are equal.
+"""Check `gxpo compare --on ray`: the same comparison on Ray and in local processes has equal figures.
 
     pip install 'gxpo[train,compare,ray]' && python scripts/checks/check_ray.py  # on RAY_ADDRESS, or here
 
@@ -37,31 +37,31 @@ def figures(value: Any) -> Any:
     return [figures(v) for v in value] if isinstance(value, list) else value
 
 
-def compared(folder: Path, where: str, *, kill: bool) -> Any:
-    """compare.json of two arms and three seeds; `kill`: the process of one run is killed on the way."""
+def compare_arms(folder: Path, where: str, *, kill: bool) -> Any:
+    """Return compare.json of two arms and three seeds; `kill`: the process of one run is killed on the way."""
     out = folder / where
     words = ["compare", "dr_grpo", "grpo", "--no-controls", "--task", str(folder / "small.yaml"), "--seeds", "3"]
-    done = threading.Event()
+    is_done = threading.Event()
 
-    def end_one() -> None:
-        while not done.wait(0.02):
-            for lock in out.glob("*/seed-*/metrics.jsonl"):
-                asked_process = subprocess.run(
+    def kill_one() -> None:
+        while not is_done.wait(0.02):
+            for metrics in out.glob("*/seed-*/metrics.jsonl"):
+                listing = subprocess.run(
                     ["pgrep", "-f", r" -m gxpo\.compare\.worker$"], capture_output=True, text=True, check=False
                 )
-                mine = [int(pid) for pid in asked_process.stdout.split()]
-                if mine and lock.stat().st_size:
-                    os.kill(mine[0], signal.SIGKILL)
-                    print(f"killed process {mine[0]} of a run", flush=True)
+                pids = [int(pid) for pid in listing.stdout.split()]
+                if pids and metrics.stat().st_size:
+                    os.kill(pids[0], signal.SIGKILL)
+                    print(f"killed process {pids[0]} of a run", flush=True)
                     return
 
-    watcher = threading.Thread(target=end_one)
+    watcher = threading.Thread(target=kill_one)
     if kill:
         watcher.start()
     start = time.perf_counter()
     command = [sys.executable, "-m", "gxpo.cli.app", *words, "--budget", "4000", "--on", where, "--out", str(out)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    done.set()
+    is_done.set()
     if kill:
         watcher.join()
     print(f"{where}: {time.perf_counter() - start:.0f} s", flush=True)
@@ -73,7 +73,7 @@ def main() -> None:
         folder = Path(name)
         (folder / "reward.py").write_text("def parity(completion):\n    return float(sum(map(ord, completion)) % 2)\n")
         (folder / "small.yaml").write_text(SETTING.replace("REWARD", str(folder / "reward.py")))
-        local, ray = (compared(folder, where, kill=where == "ray") for where in ("local", "ray"))
+        local, ray = (compare_arms(folder, where, kill=where == "ray") for where in ("local", "ray"))
     print("equal" if local == ray else "NOT EQUAL")
     sys.exit(local != ray)
 

@@ -1,4 +1,4 @@
-"""What vLLM servers do with published weights, checked: see `python scripts/checks/check_vllm.py --servers 2`."""
+"""Check what vLLM servers do with published weights: see `python scripts/checks/check_vllm.py --servers 2`."""
 
 from __future__ import annotations
 
@@ -73,17 +73,17 @@ class Server:
         self.process.wait()
 
 
-def asked(prompts: list[tuple[int, ...]], step: int, samples: int = 4) -> list[Request]:
+def requests_of(prompts: list[tuple[int, ...]], step: int, samples: int = 4) -> list[Request]:
     return [Request(p, tuple(StreamKey(0, step, str(i), a) for a in range(samples))) for i, p in enumerate(prompts)]
 
 
-def far(model: Any, requests: list[Request], found: list[list[Completion]], s: Sampling) -> torch.Tensor:
-    """How far the log-probs of samples are from the model's, in nats."""
-    pairs = [(r.prompt, c) for r, group in zip(requests, found, strict=True) for c in group]
-    return torch.cat([gaps(model, prompt, c, s.temperature or 1.0) for prompt, c in pairs])
+def all_gaps(model: Any, requests: list[Request], answers: list[list[Completion]], sampling: Sampling) -> torch.Tensor:
+    """Return how far the log-probs of samples are from the model's, in nats."""
+    pairs = [(r.prompt, c) for r, group in zip(requests, answers, strict=True) for c in group]
+    return torch.cat([gaps(model, prompt, c, sampling.temperature or 1.0) for prompt, c in pairs])
 
 
-def changed(model: Any, seed: int) -> None:
+def perturb(model: Any, seed: int) -> None:
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in model.parameters():
@@ -91,25 +91,27 @@ def changed(model: Any, seed: int) -> None:
 
 
 def checks(engine: OpenAIEngine, servers: list[Server], model: Any, prompts: list[tuple[int, ...]], dtype: str) -> bool:
-    """What must hold; said line by line."""
+    """Check what must hold, and print it line by line."""
     good, limit, plain = True, CLOSE[dtype], SETTINGS[0]
     for s in SETTINGS:
-        actual = far(model, asked(prompts, 1), engine.sample(asked(prompts, 1), s), s)
+        gap = all_gaps(model, requests_of(prompts, 1), engine.sample(requests_of(prompts, 1), s), s)
         words = f"log-probs, T={s.temperature:g} top_k={s.top_k} top_p={s.top_p:g}"
-        good &= check(
-            words, float(actual.max()) < limit, f"max {float(actual.max()):.2e} nats over {actual.numel()} tokens"
-        )
-    before = engine.sample(asked(prompts, 1), plain)
+        good &= check(words, float(gap.max()) < limit, f"max {float(gap.max()):.2e} nats over {gap.numel()} tokens")
+    before = engine.sample(requests_of(prompts, 1), plain)
     engine.policy_version = 1
-    changed(model, 1)
+    perturb(model, 1)
     start = engine.publish_seconds
-    after = engine.sample(asked(prompts, 1), plain)
+    after = engine.sample(requests_of(prompts, 1), plain)
     print(f"     a publication of all weights to {len(servers)} servers takes {engine.publish_seconds - start:.2f} s")
-    new, old = far(model, asked(prompts, 1), after, plain), far(model, asked(prompts, 1), before, plain)
+    new_gap, old_gap = (
+        all_gaps(model, requests_of(prompts, 1), after, plain),
+        all_gaps(model, requests_of(prompts, 1), before, plain),
+    )
     good &= check(
         "published weights are what samples",
-        float(new.max()) < limit < float(old.max()) and {c.policy_version for g in after for c in g} == {1},
-        f"max {float(new.max()):.2e} nats from the new weights' log-probs (from before: {float(old.max()):.2e})",
+        float(new_gap.max()) < limit < float(old_gap.max()) and {c.policy_version for g in after for c in g} == {1},
+        f"max {float(new_gap.max()):.2e} nats from the new weights' log-probs "
+        f"(from before: {float(old_gap.max()):.2e})",
     )
     good &= check(
         "all servers acknowledged",
@@ -117,27 +119,29 @@ def checks(engine: OpenAIEngine, servers: list[Server], model: Any, prompts: lis
         ", ".join(f"{r.url} {r.holds and r.holds.stamp}" for r in engine.pool.replicas),
     )
     if len(servers) > 1:
-        good &= killed(engine, servers, model, prompts, limit)
+        good &= check_killed(engine, servers, model, prompts, limit)
     return good
 
 
-def killed(
+def check_killed(
     engine: OpenAIEngine, servers: list[Server], model: Any, prompts: list[tuple[int, ...]], limit: float
 ) -> bool:
-    """A server is killed while it samples, starts again with random weights, and is given the learner's."""
-    requests, s = asked(prompts, 2, 16), Sampling(max_new_tokens=128)
+    """Kill a server while it samples, start it again with random weights, and check that it is given the learner's."""
+    requests, sampling = requests_of(prompts, 2, 16), Sampling(max_new_tokens=128)
     timer = threading.Timer(0.5, servers[0].kill)
     timer.start()
-    actual = engine.sample(requests, s)
+    answers = engine.sample(requests, sampling)
     timer.join()
-    after = engine.sample(asked(prompts, 3), SETTINGS[0])
-    apart = torch.cat([far(model, requests, actual, s), far(model, asked(prompts, 3), after, SETTINGS[0])])
-    is_whole = [len(group) for group in actual] == [16] * len(prompts)
+    after = engine.sample(requests_of(prompts, 3), SETTINGS[0])
+    gap = torch.cat(
+        [all_gaps(model, requests, answers, sampling), all_gaps(model, requests_of(prompts, 3), after, SETTINGS[0])]
+    )
+    is_whole = [len(group) for group in answers] == [16] * len(prompts)
     failures = engine.figures()["sampler_failures"]
     good = check(
         "a server is killed while it samples",
-        is_whole and float(apart.max()) < limit and failures >= 1,
-        f"all samples are there, max {float(apart.max()):.2e} nats; {failures:g} failure",
+        is_whole and float(gap.max()) < limit and failures >= 1,
+        f"all samples are there, max {float(gap.max()):.2e} nats; {failures:g} failure",
     )
     servers[0].start()
     servers[0].wait()
@@ -145,11 +149,13 @@ def killed(
     start = time.monotonic()
     while not first.up and time.monotonic() - start < 120:
         time.sleep(0.2)
-    apart = far(model, asked(prompts, 4, 16), engine.sample(asked(prompts, 4, 16), SETTINGS[0]), SETTINGS[0])
+    gap = all_gaps(
+        model, requests_of(prompts, 4, 16), engine.sample(requests_of(prompts, 4, 16), SETTINGS[0]), SETTINGS[0]
+    )
     return good & check(
         "it starts again and is given the weights",
-        first.up and first.holds is not None and float(apart.max()) < limit,
-        f"back {time.monotonic() - start:.1f} s after it was well, max {float(apart.max()):.2e} nats",
+        first.up and first.holds is not None and float(gap.max()) < limit,
+        f"back {time.monotonic() - start:.1f} s after it was well, max {float(gap.max()):.2e} nats",
     )
 
 

@@ -28,8 +28,8 @@ CLOSE = 1e-5
 EPS, LR = 1e3, 1e3
 
 
-def tiny(folder: Path) -> None:
-    """A Qwen3 of two layers with a tokenizer of words, as transformers saves it."""
+def save_tiny_model(folder: Path) -> None:
+    """Save a Qwen3 of two layers with a tokenizer of words, as transformers does."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -40,10 +40,10 @@ def tiny(folder: Path) -> None:
         bos_token_id=0, pad_token_id=0, tie_word_embeddings=False,
     )  # fmt: skip
     Qwen3ForCausalLM(config).float().save_pretrained(folder)
-    text = json.loads((folder / "config.json").read_text())
-    text["dtype"] = text["torch_dtype"] = "float32"
-    text.setdefault("rope_theta", 10000.0)  # where SkyRL reads it
-    (folder / "config.json").write_text(json.dumps(text))
+    config_json = json.loads((folder / "config.json").read_text())
+    config_json["dtype"] = config_json["torch_dtype"] = "float32"
+    config_json.setdefault("rope_theta", 10000.0)  # where SkyRL reads it
+    (folder / "config.json").write_text(json.dumps(config_json))
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w0").save_pretrained(folder)
@@ -89,50 +89,50 @@ def checks() -> bool:
 
     with tempfile.TemporaryDirectory() as scratch:
         folder, model = Path(scratch), Path(scratch) / "model"
-        tiny(model)
+        save_tiny_model(model)
         server, url = serve(model, folder)
         try:
             start_time = time.perf_counter()
             engine = TinkerEngine(url, str(model), adapter=Adapter(rank=RANK, seed=7))
             seconds = time.perf_counter() - start_time
             print(f"     the server: {engine.reduction.name}; heeds grad_clip_norm: {engine.clips}; {seconds:.0f} s")
-            given_forest = forest(VOCABULARY)
-            rows = Rows.of(given_forest, torch.arange(given_forest.n_entries)).rows
-            found_probe = probe(engine, rows[0])
-            say("start-up probe", found_probe.trouble(0.02) is None, str(found_probe))
+            probe_forest = forest(VOCABULARY)
+            rows = Rows.of(probe_forest, torch.arange(probe_forest.n_entries)).rows
+            result = probe(engine, rows[0])
+            say("start-up probe", result.trouble(0.02) is None, str(result))
             remote = RemoteLearner(engine, lr=0.01, max_grad_norm=None)
-            remote.step(given_forest, lambda x: -x["logprob"].mean())  # B is no longer 0, so A has a gradient
-            kept_path = engine._client.save_state("warm").result().path
+            remote.step(probe_forest, lambda x: -x["logprob"].mean())  # B is no longer 0, so A has a gradient
+            warm_path = engine._client.save_state("warm").result().path
 
-            def fresh() -> None:  # the same adapters, without moments: AdamW's first step
-                new = engine._service.create_training_client_from_state(kept_path)
+            def restart() -> None:  # with the same adapters, without moments: AdamW's first step
+                new = engine._service.create_training_client_from_state(warm_path)
                 engine._client = new.result() if hasattr(new, "result") else new
                 engine._forget()
 
-            fresh()
-            held_adapters = adapters(engine, folder)
+            restart()
+            adapters_before = read_adapters(engine, folder)
             standard = TorchLearner(
                 AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa"),
                 lr=0.0,
                 lora=LoraSettings(
-                    rank=RANK, alpha=ALPHA, targets=tuple(sorted({n.split(".")[-3] for n in held_adapters}))
+                    rank=RANK, alpha=ALPHA, targets=tuple(sorted({n.split(".")[-3] for n in adapters_before}))
                 ),
             )
             names = {n.replace(".default.", "."): n for n in standard.optimiser.parameter_by_name}
-            assert names.keys() == held_adapters.keys(), sorted(names.keys() ^ held_adapters.keys())[:4]
-            standard.restore({names[n]: x.float() for n, x in held_adapters.items()})
-            own_value, theirs = (learner.outputs(given_forest)["logprob"] for learner in (standard, remote))
-            gap = float((own_value - theirs).abs().max())
+            assert names.keys() == adapters_before.keys(), sorted(names.keys() ^ adapters_before.keys())[:4]
+            standard.restore({names[n]: x.float() for n, x in adapters_before.items()})
+            local_logprob, remote_logprob = (learner.outputs(probe_forest)["logprob"] for learner in (standard, remote))
+            gap = float((local_logprob - remote_logprob).abs().max())
             say("log-probs", gap < CLOSE, f"largest difference {gap:.1e} nats")
-            for name, loss in losses(given_forest, own_value).items():
-                expected = standard.gradient(given_forest, loss)
-                want = {n: shared(n, held_adapters, expected, names) for n in names}
-                fresh()
-                remote.accumulate(given_forest, loss)
+            for name, loss in losses(probe_forest, local_logprob).items():
+                local_gradient = standard.gradient(probe_forest, loss)
+                expected = {n: shared_gradient(n, adapters_before, local_gradient, names) for n in names}
+                restart()
+                remote.accumulate(probe_forest, loss)
                 norm = engine.step(LR, None, eps=EPS)
-                after = adapters(engine, folder)
-                got = {n: unstepped(held_adapters[n], after[n]) for n in names}
-                error = flat(got[n] - want[n] for n in names) / flat(want.values())
+                adapters_after = read_adapters(engine, folder)
+                gradient = {n: gradient_of_step(adapters_before[n], adapters_after[n]) for n in names}
+                error = norm_of(gradient[n] - expected[n] for n in names) / norm_of(expected.values())
                 say(f"gradient of {name}", error < CLOSE, f"{error:.1e} relative; norm {norm:.6g}")
         finally:
             server.terminate()
@@ -140,8 +140,8 @@ def checks() -> bool:
     return good
 
 
-def adapters(engine: Any, folder: Path) -> dict[str, torch.Tensor]:
-    """The adapters as the server holds them, from a checkpoint for samplers."""
+def read_adapters(engine: Any, folder: Path) -> dict[str, torch.Tensor]:
+    """Read the adapters as the server holds them, from a checkpoint for samplers."""
     from safetensors.torch import load
 
     engine._save_count += 1
@@ -154,22 +154,22 @@ def adapters(engine: Any, folder: Path) -> dict[str, torch.Tensor]:
         return {n: x.double() for n, x in load(file.read()).items()}
 
 
-def unstepped(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """The gradient from AdamW's first step, which is -lr g / (|g| + eps)."""
+def gradient_of_step(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """Compute the gradient from AdamW's first step, which is -lr g / (|g| + eps)."""
     d = (before - after) / LR
     return EPS * d / (1 - d.abs())
 
 
-def shared(name: str, held: Any, gradient: Any, names: Any) -> torch.Tensor:
-    """Projections that SkyRL fuses share one A: its gradient is the sum of theirs."""
+def shared_gradient(name: str, adapters: Any, gradient: Any, names: Any) -> torch.Tensor:
+    """Sum the gradients of projections that SkyRL fuses, which share one A."""
     if "lora_A" not in name:
         return gradient[names[name]].double()
     layer = name[: name.index(".layers.") + len(".layers.0")]
-    peers = [k for k in held if k.startswith(layer) and "lora_A" in k and torch.equal(held[k], held[name])]
+    peers = [k for k in adapters if k.startswith(layer) and "lora_A" in k and torch.equal(adapters[k], adapters[name])]
     return torch.stack([gradient[names[k]].double() for k in peers]).sum(0)
 
 
-def flat(tensors: Any) -> float:
+def norm_of(tensors: Any) -> float:
     return float(torch.stack([x.double().square().sum() for x in tensors]).sum().sqrt())
 
 

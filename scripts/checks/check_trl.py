@@ -143,17 +143,17 @@ NEAR = 1e-6  # of losses, absolute
 
 
 def value(completion_ids: Any, **columns: Any) -> list[float]:
-    """A reward that differs within groups and says nothing; eighths, whose means are exact in float32."""
+    """Reward that differs within groups and says nothing; eighths, whose means are exact in float32."""
     return [sum(ids) % 8 / 8 for ids in completion_ids]
 
 
 def length(completion_ids: Any, **columns: Any) -> list[float]:
-    """Another reward."""
+    """Reward answers by their length."""
     return [len(ids) / 8 for ids in completion_ids]
 
 
-def saved_model(folder: Path) -> str:
-    """A small model on disk, as both trainers load it."""
+def save_model(folder: Path) -> str:
+    """Save a small model as both trainers load it."""
     from gxpo.models.tiny import tiny_model
     from gxpo.training import models
 
@@ -164,19 +164,20 @@ def saved_model(folder: Path) -> str:
     return str(folder)
 
 
-def steps_of(trainer: Any, path: str, micro: int, world: int = 1, *, steps: int = STEPS, **given: Any) -> list[Any]:
-    """(loss, flat gradient, trainer) of each optimiser step; `method` and `overrides` go to the trainer."""
+def steps_of(trainer: Any, path: str, micro: int, world: int = 1, *, steps: int = STEPS, **options: Any) -> list[Any]:
+    """Train on prompts; return (loss, flat gradient, trainer) of each optimiser step. `method` and `overrides` go to
+    the trainer."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, padding_side="left")
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     prompts = ["".join(str((7 * i + 3 * j) % 10) for j in range(2 + i % 4)) for i in range(64)]
-    settings = {"output_dir": path + "-out", "max_steps": steps, "learning_rate": 0.1, **given}
-    rewards = [value, length] if given.get("reward_weights") else value
-    return trained(trainer, model, tokenizer, [{"prompt": p} for p in prompts], rewards, micro, world, **settings)
+    settings = {"output_dir": path + "-out", "max_steps": steps, "learning_rate": 0.1, **options}
+    rewards = [value, length] if options.get("reward_weights") else value
+    return record_steps(trainer, model, tokenizer, [{"prompt": p} for p in prompts], rewards, micro, world, **settings)
 
 
-def trained(
+def record_steps(
     trainer: Any,
     model: Any,
     processor: Any,
@@ -186,13 +187,13 @@ def trained(
     world: int = 1,
     *,
     watch: Any = None,
-    **given: Any,
+    **options: Any,
 ) -> list[Any]:
-    """(loss, flat gradient, trainer) of each optimiser step of TRL's trainer, or of one made from it.
+    """Return (loss, flat gradient, trainer) of each optimiser step of TRL's trainer, or of one made from it.
 
-    rows   of the data set;   micro  rollouts of a micro-batch;   world  processes
-    watch  called with the trainer after each micro-batch
-    given  settings of GRPOConfig; `method`, `overrides` and those in `extra` go to the trainer
+    rows     of the data set;   micro  rollouts of a micro-batch;   world  processes
+    watch    called with the trainer after each micro-batch
+    options  settings of GRPOConfig; `method`, `overrides` and those in `extra` go to the trainer
     """  # fmt: skip
     import datasets
     import transformers
@@ -200,12 +201,12 @@ def trained(
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    extra = {**given.pop("extra", {}), **{k: given.pop(k) for k in ("method", "overrides") if k in given}}
+    extra = {**options.pop("extra", {}), **{k: options.pop(k) for k in ("method", "overrides") if k in options}}
     parts = ROWS // micro // world
-    actual: list[Any] = []
+    records: list[Any] = []
     losses: list[float] = []
 
-    class Watched(trainer):
+    class RecordingTrainer(trainer):
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             loss = super().training_step(*args, **kwargs)
             if watch is not None:
@@ -213,7 +214,7 @@ def trained(
             losses.append(float(loss))
             if len(losses) == parts:
                 gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-                actual.append((sum(losses), gradient.clone(), self))
+                records.append((sum(losses), gradient.clone(), self))
                 losses.clear()
             return loss
 
@@ -233,9 +234,9 @@ def trained(
         "disable_tqdm": True,
         "logging_steps": 1,
         "dataloader_pin_memory": False,
-        **given,
+        **options,
     }
-    built_watched = Watched(
+    instance = RecordingTrainer(
         model=model,
         args=trl.GRPOConfig(**settings),
         train_dataset=datasets.Dataset.from_list(rows),
@@ -243,13 +244,13 @@ def trained(
         processing_class=processor,
         **extra,
     )
-    built_watched.remove_callback(transformers.PrinterCallback)  # it prints every line of the log
-    built_watched.train()
-    return actual
+    instance.remove_callback(transformers.PrinterCallback)  # it prints every line of the log
+    instance.train()
+    return records
 
 
 def against_trl(case: str, path: str, world: int = 1, *, by_settings: bool = False) -> list[dict[str, float]]:
-    """A row for each optimiser step: relative differences of loss and gradient.
+    """Return a row for each optimiser step: relative differences of loss and gradient.
 
     by_settings  the adapter is given TRL's settings and no method, as by somebody who changed the import alone
     """
@@ -259,14 +260,14 @@ def against_trl(case: str, path: str, world: int = 1, *, by_settings: bool = Fal
     steps = STEPS * both.get("num_iterations", 1)
     theirs = dict(theirs)
     module, _, name = theirs.pop("trainer", "trl:GRPOTrainer").partition(":")
-    text = theirs if by_settings else {"method": method, "overrides": overrides}
-    own_steps = steps_of(GRPOTrainer, path, micro, world, steps=steps, **text, **both)
-    kind = getattr(importlib.import_module(module), name)
-    other = steps_of(kind, path, micro, world, steps=steps, **theirs, **both)
+    our_settings = theirs if by_settings else {"method": method, "overrides": overrides}
+    our_steps = steps_of(GRPOTrainer, path, micro, world, steps=steps, **our_settings, **both)
+    their_class = getattr(importlib.import_module(module), name)
+    their_steps = steps_of(their_class, path, micro, world, steps=steps, **theirs, **both)
     rows = []
-    logs = [steps[-1][2].state.log_history for steps in (own_steps, other)]
+    logs = [steps[-1][2].state.log_history for steps in (our_steps, their_steps)]
     gap, name = log_gap(*logs)
-    for (loss, gradient, _), (expected, slope, _) in zip(own_steps, other, strict=True):
+    for (loss, gradient, _), (expected, slope, _) in zip(our_steps, their_steps, strict=True):
         rows.append({
             "loss": abs(loss - expected) / max(abs(expected), 0.1),
             "gradient": float((gradient - slope).norm() / slope.norm().clamp_min(0.01)),
@@ -277,34 +278,36 @@ def against_trl(case: str, path: str, world: int = 1, *, by_settings: bool = Fal
     return rows
 
 
-def log_gap(own: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> tuple[float, str]:
-    """Largest difference, relative above 1, of what TRL logs, and its name; infinite for a name that is not logged."""
-    actual = [(0.0, "")]
-    for ours, row in zip(own, theirs, strict=True):
+def log_gap(our_log: list[dict[str, Any]], their_log: list[dict[str, Any]]) -> tuple[float, str]:
+    """Return the largest difference, relative above 1, of what TRL logs, and its name; infinite for a name that is not
+    logged."""
+    gaps = [(0.0, "")]
+    for ours, row in zip(our_log, their_log, strict=True):
         for name, x in row.items():
             if any(word in name for word in CLOCK):
                 continue
             y = ours.get(name)
             gap = math.inf if (y is None) != (x is None) else 0.0 if x is None else abs(x - y) / max(1.0, abs(x))
-            actual.append((gap, name))
-    return max(actual)
+            gaps.append((gap, name))
+    return max(gaps)
 
 
-def cuts(path: str, method: str) -> float:
-    """Largest relative difference of the first gradient between micro-batches of 16, 8, 4 and 2 rows."""
+def micro_batch_gap(path: str, method: str) -> float:
+    """Return the largest relative difference of the first gradient between micro-batches of 16, 8, 4 and 2 rows."""
     from gxpo.adapters.trl import GRPOTrainer
 
-    actual = [steps_of(GRPOTrainer, path, micro, steps=1, method=method)[0][1] for micro in (16, 8, 4, 2)]
-    return max(float((x - actual[0]).norm() / actual[0].norm()) for x in actual[1:])
+    gradients = [steps_of(GRPOTrainer, path, micro, steps=1, method=method)[0][1] for micro in (16, 8, 4, 2)]
+    return max(float((x - gradients[0]).norm() / gradients[0].norm()) for x in gradients[1:])
 
 
 def right(completion_ids: Any, **columns: Any) -> list[float]:
-    """A third of all answers is right."""
+    """Reward a third of all answers."""
     return [float(sum(ids) % 3 == 0) for ids in completion_ids]
 
 
-def against_learner(method: str, path: str, micro: int, **given: Any) -> dict[str, Any]:
-    """Largest differences of loss and gradient from gxpo's own learner over the steps, and what was sampled."""
+def against_learner(method: str, path: str, micro: int, **options: Any) -> dict[str, Any]:
+    """Return the largest differences of loss and gradient from gxpo's own learner over the steps, and what was
+    sampled."""
     import transformers
 
     from gxpo.adapters import available
@@ -312,25 +315,25 @@ def against_learner(method: str, path: str, micro: int, **given: Any) -> dict[st
     from gxpo.learning.torch import TorchLearner
     from gxpo.training.bound_learner import Batch
 
-    policies: list[Any] = []
+    records: list[Any] = []
 
-    class Kept(GRPOTrainer):
+    class RecordingTrainer(GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             # the policy at each generation batch, which one optimiser step follows
-            policies.append({n: x.detach().clone() for n, x in self.model.state_dict().items()})
+            records.append({n: x.detach().clone() for n, x in self.model.state_dict().items()})
             output = super()._generate_and_score_completions(inputs)
-            policies[-1] = policies[-1], self._batch_by_mode["train"]
+            records[-1] = records[-1], self._batch_by_mode["train"]
             return output
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, padding_side="left")
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     rows = [{"prompt": f"{7 * i}+{i}=", "answer": str(8 * i), "solution": "1 2 3"} for i in range(7)]
     _, needs = available.needs_in_trl(method)
-    settings = {"output_dir": path + "-out", "max_steps": 5, "learning_rate": 0.05, "max_grad_norm": 0.0, **given}
+    settings = {"output_dir": path + "-out", "max_steps": 5, "learning_rate": 0.05, "max_grad_norm": 0.0, **options}
     extra = {"method": method, "overrides": GROWN[method], **needs.arguments}
-    steps = trained(Kept, model, tokenizer, rows, right, micro, **{**settings, "extra": extra})
+    steps = record_steps(RecordingTrainer, model, tokenizer, rows, right, micro, **{**settings, "extra": extra})
     gaps = []
-    for (loss, gradient, trainer), (state, scored) in zip(steps, policies, strict=True):
+    for (loss, gradient, trainer), (state, scored) in zip(steps, records, strict=True):
         policy = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         policy.load_state_dict(state)
         learner = TorchLearner(policy, lr=0.0, kernels="transformers", layout="flat")
@@ -339,10 +342,10 @@ def against_learner(method: str, path: str, micro: int, **given: Any) -> dict[st
         )
         names = tuple(dict.fromkeys((*batch.method.outputs, "entropy")))
         slope = learner.gradient(batch.forest, batch.loss, names=names, couples=batch.method.couples)
-        own_slopes = torch.cat([slope[n].flatten() for n, _ in model.named_parameters()])
-        gap = float((own_slopes - gradient).norm() / own_slopes.norm().clamp_min(0.01))
+        own_slope = torch.cat([slope[n].flatten() for n, _ in model.named_parameters()])
+        gap = float((own_slope - gradient).norm() / own_slope.norm().clamp_min(0.01))
         gaps.append((abs(loss - float(batch.loss(learner.outputs(batch.forest, names)))), gap))
-    scored = [s for _, s in policies]
+    scored = [s for _, s in records]
     log = [row for row in steps[-1][2].state.log_history if "gxpo/sampled" in row]
     return {
         "loss": max(x for x, _ in gaps),
@@ -359,7 +362,7 @@ def against_learner(method: str, path: str, micro: int, **given: Any) -> dict[st
 
 
 def groups_survive(path: str) -> bool:
-    """Whether each row of each micro-batch is the rollout that the forest says, in the group of its prompt."""
+    """Tell whether each row of each micro-batch is the rollout that the forest says, in the group of its prompt."""
     from gxpo.adapters.trl import ROW, GRPOTrainer
 
     trainer = steps_of(GRPOTrainer, path, 4, steps=1, method="ngrpo")[0][2]
@@ -388,8 +391,8 @@ def checks(path: str, only: list[str]) -> bool:
         print(f"{'ok  ' if right else 'FAIL'} {name}: {figures}", flush=True)
 
     for method in [name for name in only or GROWN if name in GROWN]:
-        for micro, given_value in ((16, {}), (4, {})) if method == "dapo" else ((8, {}),):
-            gaps = against_learner(method, path, micro, **given_value)
+        for micro, options in ((16, {}), (4, {})) if method == "dapo" else ((8, {}),):
+            gaps = against_learner(method, path, micro, **options)
             close = gaps["loss"] < NEAR and gaps["gradient"] < 1e-4 and (gaps["mixed"] or method != "dapo")
             figures = f"loss {gaps['loss']:.1e}, gradient {gaps['gradient']:.1e}, rows {gaps['rows']}"
             say(f"{method}, grown, micro-batches of {micro}", close, f"{figures}, sampled {gaps['sampled']}, "
@@ -408,7 +411,7 @@ def checks(path: str, only: list[str]) -> bool:
     if only:
         return good
     for method in ("grpo", "grpo+gspo", "gvpo"):
-        gap = cuts(path, method)
+        gap = micro_batch_gap(path, method)
         say(f"micro-batches of 16, 8, 4, 2 rows, {method}", gap < CLOSE, f"gradient {gap:.1e}")
     say("rows know their group after the shuffle", groups_survive(path), f"{ROWS} rows in groups of {GROUP}")
     command = [
@@ -422,14 +425,14 @@ def checks(path: str, only: list[str]) -> bool:
         "--two",
         path,
     ]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
-    line = next((x for x in done.stdout.splitlines() if x.startswith("two ")), "")
-    say("two processes", done.returncode == 0 and bool(line), line or done.stderr[-300:].replace("\n", " "))
+    process = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    line = next((x for x in process.stdout.splitlines() if x.startswith("two ")), "")
+    say("two processes", process.returncode == 0 and bool(line), line or process.stderr[-300:].replace("\n", " "))
     return good
 
 
-def two(path: str) -> int:
-    """In one of two processes: the same steps as TRL with rows on both, groups over both of them."""
+def run_in_two(path: str) -> int:
+    """Train the same steps as TRL in one of two processes, with rows on both and groups over both of them."""
     rows = [row for case in ("accumulated", "twice") for row in against_trl(case, path, world=2)]
     worst = max(max(row["loss"], row["gradient"], row["log"]) for row in rows)
     if os.environ["RANK"] == "0":
@@ -447,14 +450,14 @@ def main() -> int:
     parser.add_argument("--two", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.two:
-        return two(arguments.two)
+        return run_in_two(arguments.two)
     if arguments.python:
         paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         surroundings = {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         only = ["--only", *arguments.only] if arguments.only else []
         return subprocess.run([arguments.python, __file__, *only], env=surroundings).returncode
     with tempfile.TemporaryDirectory() as folder:
-        return 0 if checks(saved_model(Path(folder) / "model"), arguments.only) else 1
+        return 0 if checks(save_model(Path(folder) / "model"), arguments.only) else 1
 
 
 if __name__ == "__main__":

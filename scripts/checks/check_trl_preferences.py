@@ -1,4 +1,4 @@
-"""Preference losses against TRL's trainers: `python scripts/checks/check_trl_preferences.py --python TRL_PYTHON`.
+"""Compare preference losses with TRL's trainers: `check_trl_preferences.py --python TRL_PYTHON`.
 
 A file of pairs is read by rollout `logged` and by TRL's DPOTrainer (sigmoid, hinge, IPO), CPOTrainer (SimPO),
 KTOTrainer and ORPOTrainer, each with its own tokenization; the policy is one small model, the reference another.
@@ -60,8 +60,8 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
 }
 
 
-def saved_models(folder: Path) -> list[str]:
-    """A policy and a reference on disk, small and unlike."""
+def save_models(folder: Path) -> list[str]:
+    """Save a policy and a reference, small and unlike."""
     from gxpo.models.tiny import tiny_model
     from gxpo.training import models
 
@@ -73,7 +73,7 @@ def saved_models(folder: Path) -> list[str]:
     return [str(folder / str(seed)) for seed in (1, 2)]
 
 
-def loaded(path: str) -> tuple[Any, Any]:
+def load(path: str) -> tuple[Any, Any]:
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -81,8 +81,8 @@ def loaded(path: str) -> tuple[Any, Any]:
     return model, transformers.AutoTokenizer.from_pretrained(path)
 
 
-def ours(paths: list[str], method: str, keys: dict[str, Any], folder: Path) -> tuple[float, torch.Tensor]:
-    """Loss of the file under our method, and its gradient, parameters in the order of their names."""
+def our_loss(paths: list[str], method: str, keys: dict[str, Any], folder: Path) -> tuple[float, torch.Tensor]:
+    """Return the loss of the file under our method, and its gradient, parameters in the order of their names."""
     import gxpo
     from gxpo.environments.tasks.file import read_tasks
     from gxpo.learning.torch import TorchLearner
@@ -93,41 +93,43 @@ def ours(paths: list[str], method: str, keys: dict[str, Any], folder: Path) -> t
     file = folder / "pairs.jsonl"
     rows = [dict(zip(("prompt", "chosen", "rejected"), row, strict=True)) for row in PAIRS]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (policy, tokenizer), (reference, _) = map(loaded, paths)
+    (policy, tokenizer), (reference, _) = map(load, paths)
     tasks: Any = read_tasks(file)
-    lent: Any = {"source": None, "engine": None, "rewards": None}
-    session = Session(**lent, tokenizer=tokenizer, sampling=Sampling(), seed=0, step=1)
+    unused: Any = {"source": None, "engine": None, "rewards": None}
+    session = Session(**unused, tokenizer=tokenizer, sampling=Sampling(), seed=0, step=1)
     forest = Logged().grow(tasks, session)
-    adjacent_logprob = TorchLearner(reference, lr=0.0).outputs(forest)["logprob"]
-    m, learner, nothing = gxpo.method(method, keys), TorchLearner(policy, lr=0.0), torch.zeros(forest.n_entries)
+    reference_logprob = TorchLearner(reference, lr=0.0).outputs(forest)["logprob"]
+    m, learner, zeros = gxpo.method(method, keys), TorchLearner(policy, lr=0.0), torch.zeros(forest.n_entries)
     weight, values = torch.ones(forest.n_entries, dtype=torch.float64), []
 
     def loss(x: Any) -> torch.Tensor:
-        given_policy_tokens = PolicyTokens(x["logprob"], forest.path_behaviour_logprob, adjacent_logprob)
-        values.append(m.objective(forest, given_policy_tokens, nothing, weight, {}))
+        policy_tokens = PolicyTokens(x["logprob"], forest.path_behaviour_logprob, reference_logprob)
+        values.append(m.objective(forest, policy_tokens, zeros, weight, {}))
         return values[-1]
 
     cut = [torch.arange(forest.n_entries)]
-    actual = learner.gradient(
+    gradient = learner.gradient(
         forest, loss, names=("logprob",), couples="step", active=weight > 0, cuts=cut, two_pass=False
     )
-    return float(values[0].detach()), torch.cat([actual[name].reshape(-1) for name in sorted(actual)])
+    return float(values[0].detach()), torch.cat([gradient[name].reshape(-1) for name in sorted(gradient)])
 
 
-def theirs(paths: list[str], name: str, settings: dict[str, Any], folder: Path) -> tuple[float, torch.Tensor | None]:
-    """Loss and gradient of TRL's trainer on all rows at once; of ORPO the odds ratio's loss alone."""
+def their_loss(
+    paths: list[str], name: str, settings: dict[str, Any], folder: Path
+) -> tuple[float, torch.Tensor | None]:
+    """Return loss and gradient of TRL's trainer on all rows at once; of ORPO the odds ratio's loss alone."""
     import importlib
 
     import datasets
 
     module, _, kind = name.partition(":")
-    actual = importlib.import_module(module)
-    (policy, tokenizer), (reference, _) = map(loaded, paths)
+    library = importlib.import_module(module)
+    (policy, tokenizer), (reference, _) = map(load, paths)
     rows: list[dict[str, Any]] = [dict(zip(("prompt", "chosen", "rejected"), row, strict=True)) for row in PAIRS]
     if kind == "KTO":
         labelled = ((q, answer, good) for q, a, b in PAIRS for answer, good in ((a, True), (b, False)))
         rows = [{"prompt": q, "completion": answer, "label": good} for q, answer, good in labelled]
-    given_settings: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "output_dir": str(folder / "out"), "per_device_train_batch_size": len(rows), "max_steps": 1,
         "learning_rate": 0.0,
         "optim": "sgd", "lr_scheduler_type": "constant", "save_strategy": "no", "report_to": "none", "use_cpu": True,
@@ -135,24 +137,24 @@ def theirs(paths: list[str], name: str, settings: dict[str, Any], folder: Path) 
         **settings,
     }  # fmt: skip
     with_reference = {"ref_model": reference} if kind in ("DPO", "KTO") else {}
-    seen_records: list[tuple[float, torch.Tensor]] = []
-    base: Any = getattr(actual, f"{kind}Trainer")
+    records: list[tuple[float, torch.Tensor]] = []
+    base: Any = getattr(library, f"{kind}Trainer")
 
-    class Watched(base):
+    class RecordingTrainer(base):
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             loss = super().training_step(*args, **kwargs)
-            listed_grads = sorted((n, p.grad) for n, p in policy.named_parameters() if p.grad is not None)
-            seen_records.append((float(loss), torch.cat([copy.copy(g).reshape(-1) for _, g in listed_grads])))
+            named_grads = sorted((n, p.grad) for n, p in policy.named_parameters() if p.grad is not None)
+            records.append((float(loss), torch.cat([copy.copy(g).reshape(-1) for _, g in named_grads])))
             return loss
 
-    trainer = Watched(
-        model=policy, args=getattr(actual, f"{kind}Config")(**given_settings), processing_class=tokenizer,
+    trainer = RecordingTrainer(
+        model=policy, args=getattr(library, f"{kind}Config")(**arguments), processing_class=tokenizer,
         train_dataset=datasets.Dataset.from_list(rows), **with_reference,
     )  # fmt: skip
     trainer.train()
     if kind == "ORPO":
         return -next(row["log_odds_ratio"] for row in trainer.state.log_history if "log_odds_ratio" in row), None
-    return seen_records[0]
+    return records[0]
 
 
 def main() -> int:
@@ -170,18 +172,18 @@ def main() -> int:
     good = True
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        paths_of = saved_models(folder)
+        model_paths = save_models(folder)
         for case in arguments.only:
             kind, settings, method, keys = CASES[case]
-            expected, slope = theirs(paths_of, kind, settings, folder)
-            loss, gradient = ours(paths_of, method, keys, folder)
-            apart = abs(loss - expected) / max(abs(expected), 0.1)
-            steep = 0.0 if slope is None else float((gradient - slope).norm() / slope.norm())
-            right = max(apart, steep) < CLOSE
+            expected, slope = their_loss(model_paths, kind, settings, folder)
+            loss, gradient = our_loss(model_paths, method, keys, folder)
+            loss_gap = abs(loss - expected) / max(abs(expected), 0.1)
+            gradient_gap = 0.0 if slope is None else float((gradient - slope).norm() / slope.norm())
+            right = max(loss_gap, gradient_gap) < CLOSE
             good &= right
-            messages = "not compared" if slope is None else f"{steep:.1e}"
+            gap_text = "not compared" if slope is None else f"{gradient_gap:.1e}"
             print(
-                f"{'ok  ' if right else 'FAIL'} {case}: loss {loss:.6f}, apart {apart:.1e}, gradient {messages}",
+                f"{'ok  ' if right else 'FAIL'} {case}: loss {loss:.6f}, apart {loss_gap:.1e}, gradient {gap_text}",
                 flush=True,
             )
     return 0 if good else 1

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from check_trl import ROOT, trained
+from check_trl import ROOT, record_steps
 
 CLOSE = 1e-6  # relative, of losses and of gradients
 STEPS = 2
@@ -55,22 +55,22 @@ HEADS: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "initializ
 
 
 def tokenizer(*more: str) -> Any:
-    """gxpo's characters, and tokens of a family's own."""
+    """Return gxpo's characters, and tokens of a family's own."""
     from gxpo.models.tiny import character_tokenizer
 
     return character_tokenizer(*more)
 
 
-def text(words: Any) -> dict[str, Any]:
-    """Settings of the language model over a tokenizer's vocabulary."""
+def language_settings(tokens: Any) -> dict[str, Any]:
+    """Return the settings of the language model over a tokenizer's vocabulary."""
     return {
-        **HEADS, "intermediate_size": 128, "num_hidden_layers": 2, "num_key_value_heads": 2, "vocab_size": len(words),
+        **HEADS, "intermediate_size": 128, "num_hidden_layers": 2, "num_key_value_heads": 2, "vocab_size": len(tokens),
         "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
 
 
 def qwen() -> tuple[Any, Any]:
-    """A Qwen2.5-VL and its processor."""
+    """Make a Qwen2.5-VL and its processor."""
     import transformers
     from transformers.models.qwen2_5_vl import configuration_qwen2_5_vl as configs
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -92,7 +92,7 @@ def qwen() -> tuple[Any, Any]:
         temporal_patch_size=2, initializer_range=0.125, window_size=16, out_hidden_size=64, fullatt_block_indexes=[1],
     )  # fmt: skip
     rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 100.0}
-    spoken = configs.Qwen2_5_VLTextConfig(**text(words), rope_parameters=rope)
+    spoken = configs.Qwen2_5_VLTextConfig(**language_settings(words), rope_parameters=rope)
     ids = {name: words.convert_tokens_to_ids(token) for name, token in names.items()}
     config = transformers.Qwen2_5_VLConfig(text_config=spoken, vision_config=tower, **ids)
     pictures = Qwen2VLImageProcessorPil(patch_size=4, size={"shortest_edge": 64, "longest_edge": 64 * 64})
@@ -102,7 +102,7 @@ def qwen() -> tuple[Any, Any]:
 
 
 def llava() -> tuple[Any, Any]:
-    """A Llava and its processor."""
+    """Make a Llava and its processor."""
     import transformers
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
@@ -111,7 +111,7 @@ def llava() -> tuple[Any, Any]:
         **HEADS, intermediate_size=128, num_hidden_layers=2, image_size=32, patch_size=8, initializer_factor=6.25
     )
     config = transformers.LlavaConfig(
-        vision_config=tower, text_config=transformers.LlamaConfig(**text(words)), vision_feature_layer=-1,
+        vision_config=tower, text_config=transformers.LlamaConfig(**language_settings(words)), vision_feature_layer=-1,
         image_token_index=words.convert_tokens_to_ids("<image>"), image_seq_length=16,
         vision_feature_select_strategy="default",
     )  # fmt: skip
@@ -124,7 +124,7 @@ def llava() -> tuple[Any, Any]:
 
 
 def idefics() -> tuple[Any, Any]:
-    """An Idefics3 and its processor, which cuts each picture into tiles."""
+    """Make an Idefics3 and its processor, which cuts each picture into tiles."""
     import transformers
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
@@ -134,7 +134,7 @@ def idefics() -> tuple[Any, Any]:
         **HEADS, intermediate_size=128, num_hidden_layers=2, image_size=32, patch_size=8
     )
     config = transformers.Idefics3Config(
-        vision_config=tower, text_config=transformers.LlamaConfig(**text(words)), scale_factor=2,
+        vision_config=tower, text_config=transformers.LlamaConfig(**language_settings(words)), scale_factor=2,
         image_token_id=words.convert_tokens_to_ids("<image>"), tie_word_embeddings=False,
     )  # fmt: skip
     pictures = Idefics3ImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
@@ -147,8 +147,8 @@ def idefics() -> tuple[Any, Any]:
 FAMILIES: Mapping[str, Callable[[], tuple[Any, Any]]] = {"qwen2.5-vl": qwen, "llava": llava, "idefics3": idefics}
 
 
-def made(family: str, folder: Path) -> tuple[Any, Any]:
-    """A model of the seed 0 in float64, its weights away from their first zeros and ones, and its processor.
+def make_model(family: str, folder: Path) -> tuple[Any, Any]:
+    """Make a model of the seed 0 in float64, its weights away from their first zeros and ones, and its processor.
 
     From a directory: TRL loads the reference model by its name.
     """
@@ -166,17 +166,17 @@ def made(family: str, folder: Path) -> tuple[Any, Any]:
 
 # ------------------------------------------------------------ steps
 def value(completion_ids: Any, **columns: Any) -> list[float]:
-    """A reward that differs within groups and says nothing, in eighths: TRL holds it and its means in float32."""
+    """Reward that differs within groups and says nothing, in eighths: TRL holds it and its means in float32."""
     return [sum(ids) % 8 / 8 for ids in completion_ids]
 
 
 def prompts() -> list[dict[str, Any]]:
-    """Questions about pictures of noise: two of each third prompt, one of the others."""
+    """Make questions about pictures of noise: two of each third prompt, one of the others."""
     from PIL import Image
 
-    draw, rows = np.random.default_rng(0), []
+    generator, rows = np.random.default_rng(0), []
     for i in range(64):
-        pixels = draw.integers(0, 256, (1 + (i % 3 == 0), 40 + 8 * (i % 2), 32, 3), dtype=np.uint8)
+        pixels = generator.integers(0, 256, (1 + (i % 3 == 0), 40 + 8 * (i % 2), 32, 3), dtype=np.uint8)
         rows.append({
             "prompt": [{"role": "user", "content": f"{'ab'[i % 2]}{i % 10}?"}],
             "images": [Image.fromarray(x) for x in pixels],
@@ -184,32 +184,33 @@ def prompts() -> list[dict[str, Any]]:
     return rows
 
 
-def steps_of(trainer: Any, family: str, micro: int, folder: str, *, steps: int = STEPS, **given: Any) -> list[Any]:
-    """(loss, flat gradient, trainer) of each optimiser step; `method` and `overrides` go to the trainer."""
-    model, processor = made(family, Path(folder))
-    output = set[int]()
+def steps_of(trainer: Any, family: str, micro: int, folder: str, *, steps: int = STEPS, **options: Any) -> list[Any]:
+    """Train on pictures; return (loss, flat gradient, trainer) of each optimiser step. `method` and `overrides` go to
+    the trainer."""
+    model, processor = make_model(family, Path(folder))
+    picture_counts = set[int]()
 
     def watch(run: Any) -> None:
-        output.update(*(batch["num_images"] for batch in run._buffered_inputs))
+        picture_counts.update(*(batch["num_images"] for batch in run._buffered_inputs))
 
-    settings = {"output_dir": f"{folder}/out", "max_steps": steps, "learning_rate": 0.01, **given}
-    actual = trained(trainer, model, processor, prompts(), value, micro, watch=watch, **settings)
-    assert output == {1, 2}, output
-    return actual
+    settings = {"output_dir": f"{folder}/out", "max_steps": steps, "learning_rate": 0.01, **options}
+    records = record_steps(trainer, model, processor, prompts(), value, micro, watch=watch, **settings)
+    assert picture_counts == {1, 2}, picture_counts
+    return records
 
 
 def against_trl(case: str, folder: str) -> list[dict[str, float]]:
-    """A row for each optimiser step: relative differences of loss and gradient, and the gradient's norm."""
+    """Return a row for each optimiser step: relative differences of loss and gradient, and the gradient's norm."""
     import trl
 
     from gxpo.adapters.trl import GRPOTrainer
 
     family, micro, theirs, method, overrides, both = CASES[case]
     steps = STEPS * both.get("num_iterations", 1)
-    own_steps = steps_of(GRPOTrainer, family, micro, folder, steps=steps, method=method, overrides=overrides, **both)
-    other = steps_of(trl.GRPOTrainer, family, micro, folder, steps=steps, **theirs, **both)
+    our_steps = steps_of(GRPOTrainer, family, micro, folder, steps=steps, method=method, overrides=overrides, **both)
+    their_steps = steps_of(trl.GRPOTrainer, family, micro, folder, steps=steps, **theirs, **both)
     rows = []
-    for (loss, gradient, _), (expected, slope, _) in zip(own_steps, other, strict=True):
+    for (loss, gradient, _), (expected, slope, _) in zip(our_steps, their_steps, strict=True):
         rows.append({
             "loss": abs(loss - expected) / max(abs(expected), 0.1),
             "gradient": float((gradient - slope).norm() / slope.norm().clamp_min(0.01)),
@@ -218,67 +219,67 @@ def against_trl(case: str, folder: str) -> list[dict[str, float]]:
     return rows
 
 
-def masked_logprobs(family: str, found: list[Any], asked: list[Any]) -> float:
-    """Largest difference (nats) of papo's log-probs with patches hidden from those of transformers: each rollout by
-    itself, unpadded, its pictures put through the whole processor.
+def masked_logprobs(family: str, steps: list[Any], rows: list[Any]) -> float:
+    """Return the largest difference (nats) of papo's log-probs with patches hidden from those of transformers: each
+    rollout by itself, unpadded, its pictures put through the whole processor.
 
-    found  steps of `steps_of`, the first of which is checked;   asked: the rows of its generation batch
+    steps  of `steps_of`, the first of which is checked;   rows  of its generation batch
     """
     from PIL import Image
 
     from gxpo.algorithms.signals.masked_observation import masked_picture
     from gxpo.base import media
 
-    model, processor = made(family, Path(found[0][2].args.output_dir).parent)
-    scored, worst = found[0][2]._batch_by_mode["train"], 0.0
-    assert scored.step == 1 and scored.forest.n_trajectories == len(asked)
-    for row, given_value in enumerate(asked):
-        keys = [media.key_of(media.PICTURES.put(x)) for x in given_value["images"]]
+    model, processor = make_model(family, Path(steps[0][2].args.output_dir).parent)
+    scored, worst = steps[0][2]._batch_by_mode["train"], 0.0
+    assert scored.step == 1 and scored.forest.n_trajectories == len(rows)
+    for index, row in enumerate(rows):
+        keys = [media.key_of(media.PICTURES.put(x)) for x in row["images"]]
         hidden = [
-            masked_picture(np.asarray(x), (14, 14), 0.6, "black", found[0][2].args.seed, 1, key)
-            for x, key in zip(given_value["images"], keys, strict=True)
+            masked_picture(np.asarray(x), (14, 14), 0.6, "black", steps[0][2].args.seed, 1, key)
+            for x, key in zip(row["images"], keys, strict=True)
         ]
         parts = [*({"type": "image", "image": Image.fromarray(x)} for x in hidden),
-                 {"type": "text", "text": given_value["prompt"][0]["content"]}]  # fmt: skip
+                 {"type": "text", "text": row["prompt"][0]["content"]}]  # fmt: skip
         inputs = processor.apply_chat_template(
             [{"role": "user", "content": parts}], tokenize=True, return_dict=True, return_tensors="pt"
         )
-        message = torch.tensor([scored.forest.action(row)])
+        action = torch.tensor([scored.forest.action(index)])
         for name, tail in (
-            ("input_ids", message),
-            ("attention_mask", message * 0 + 1),
-            ("mm_token_type_ids", message * 0),
+            ("input_ids", action),
+            ("attention_mask", action * 0 + 1),
+            ("mm_token_type_ids", action * 0),
         ):
             if name in inputs:
                 inputs[name] = torch.cat([inputs[name], tail], 1)
         with torch.no_grad():
-            logits = model(**inputs).logits[0, -message.numel() - 1 : -1]
-        expected = logits.log_softmax(-1).gather(1, message[0][:, None]).squeeze(1)
-        mine = scored.signals["masked_logprob"][scored.forest.entries_of(torch.tensor([row]))]
+            logits = model(**inputs).logits[0, -action.numel() - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, action[0][:, None]).squeeze(1)
+        mine = scored.signals["masked_logprob"][scored.forest.entries_of(torch.tensor([index]))]
         worst = max(worst, float((mine - expected).abs().max()))
     return worst
 
 
 def hidden_patches(family: str, folder: str) -> dict[str, float]:
-    """Of papo's first step: `masked_logprobs`, and the relative difference of its gradient in one and in four
+    """Check papo's first step: `masked_logprobs`, and the relative difference of its gradient in one and in four
     micro-batches, and from grpo's."""
     from gxpo.adapters.trl import GRPOTrainer
 
-    asked_inputs: list[Any] = []
+    rows: list[Any] = []
 
-    class Kept(GRPOTrainer):
+    class RecordingTrainer(GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
-            asked_inputs.extend(inputs)
+            rows.extend(inputs)
             return super()._generate_and_score_completions(inputs)
 
-    full_steps = steps_of(Kept, family, 16, folder, steps=1, method="papo")
-    parts = steps_of(GRPOTrainer, family, 4, folder, steps=1, method="papo")[0][1]
-    plain = steps_of(GRPOTrainer, family, 16, folder, steps=1, method="grpo")[0][1]
-    slope = full_steps[0][1]
+    steps = steps_of(RecordingTrainer, family, 16, folder, steps=1, method="papo")
+    parts_gradient = steps_of(GRPOTrainer, family, 4, folder, steps=1, method="papo")[0][1]
+    plain_gradient = steps_of(GRPOTrainer, family, 16, folder, steps=1, method="grpo")[0][1]
+    gradient = steps[0][1]
     return {
-        "log-probs": masked_logprobs(family, full_steps, asked_inputs),
-        "in parts": float((parts - slope).norm() / slope.norm()),
-        "from grpo": float((plain - slope).norm() / slope.norm()),
+        "log-probs": masked_logprobs(family, steps, rows),
+        "in parts": float((parts_gradient - gradient).norm() / gradient.norm()),
+        "from grpo": float((plain_gradient - gradient).norm() / gradient.norm()),
     }
 
 
@@ -298,10 +299,10 @@ def checks(only: list[str], folder: str) -> bool:
         figures = f"loss {loss:.1e}, gradient {gradient:.1e} (norms {norms})"
         print(f"{'ok  ' if right else 'FAIL'} {case}: {figures}", flush=True)
     for family in () if only else FAMILIES:
-        actual = hidden_patches(family, folder)
-        right = max(actual["log-probs"], actual["in parts"]) < CLOSE < 1e-3 < actual["from grpo"]
+        gaps = hidden_patches(family, folder)
+        right = max(gaps["log-probs"], gaps["in parts"]) < CLOSE < 1e-3 < gaps["from grpo"]
         good &= right
-        figures = ", ".join(f"{name} {x:.1e}" for name, x in actual.items())
+        figures = ", ".join(f"{name} {x:.1e}" for name, x in gaps.items())
         print(f"{'ok  ' if right else 'FAIL'} {family}, papo hides patches: {figures}", flush=True)
     return good
 

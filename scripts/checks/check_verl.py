@@ -65,16 +65,16 @@ LEFT_OUT = {
 
 
 def batch(seed: int, sizes: tuple[int, ...] = (4, 3, 4, 5), width: int = 9) -> tuple[Any, Any, Any]:
-    """Rewards on the last token, mask, uid."""
+    """Draw rewards on the last token, mask, uid."""
     import numpy as np
 
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     uid = np.array([f"q{g}" for g, n in enumerate(sizes) for _ in range(n)], dtype=object)
-    uid = uid[torch.randperm(len(uid), generator=draw).numpy()]
-    lengths = torch.randint(1, width + 1, (len(uid),), generator=draw)
+    uid = uid[torch.randperm(len(uid), generator=generator).numpy()]
+    lengths = torch.randint(1, width + 1, (len(uid),), generator=generator)
     mask = (torch.arange(width) < lengths[:, None]).float()
     rewards = torch.zeros(mask.shape)
-    rewards[torch.arange(len(uid)), lengths - 1] = torch.randint(0, 5, (len(uid),), generator=draw).float() / 4
+    rewards[torch.arange(len(uid)), lengths - 1] = torch.randint(0, 5, (len(uid),), generator=generator).float() / 4
     return rewards, mask, uid
 
 
@@ -102,18 +102,18 @@ def checks() -> bool:
         for seed in range(20):
             sizes = (4, 1, 4, 5) if method.endswith("@verl") else (4, 3, 4, 5)
             rewards, mask, uid = batch(seed, sizes)
-            given_settings = {"token_level_rewards": rewards.clone(), "response_mask": mask, "index": uid}
-            theirs, _ = core.get_adv_estimator_fn(name)(**given_settings, config=None)
-            own_text, _ = adapter.estimator(method, overrides)(rewards, mask, uid)
-            gap = max(gap, float((own_text - theirs).abs().max()))
+            inputs = {"token_level_rewards": rewards.clone(), "response_mask": mask, "index": uid}
+            theirs, _ = core.get_adv_estimator_fn(name)(**inputs, config=None)
+            ours, _ = adapter.estimator(method, overrides)(rewards, mask, uid)
+            gap = max(gap, float((ours - theirs).abs().max()))
         say(f"{name} and gxpo's {method}", gap < CLOSE, f"largest difference {gap:.1e} in 20 batches")
-    good &= through_the_trainer(say)
+    good &= check_trainer(say)
     for name, rows in LOSSES.items():
         for method, overrides, settings, mode, parts in rows:
             gap, slope = loss_gaps(core, adapter, name, method, overrides, settings, mode, parts)
-            own_text = " ".join([method, *(f"{k.removeprefix('objective.')}={v}" for k, v in overrides.items())])
+            composition = " ".join([method, *(f"{k.removeprefix('objective.')}={v}" for k, v in overrides.items())])
             figures = f"value {gap:.1e}, gradient {slope:.1e} relative"
-            say(f"loss {name}, {mode}, and gxpo's {own_text}", max(gap, slope) < CLOSE, figures)
+            say(f"loss {name}, {mode}, and gxpo's {composition}", max(gap, slope) < CLOSE, figures)
     unknown = {n for n in core.POLICY_LOSS_REGISTRY if not n.startswith("gxpo/")} - {*LOSSES, *LEFT_OUT}
     say("losses of verl that are compared or left out", not unknown, ", ".join(sorted(unknown)) or "all of them")
     for name, why in LEFT_OUT.items():
@@ -123,8 +123,8 @@ def checks() -> bool:
     return good
 
 
-def through_the_trainer(say: Any) -> bool:
-    """`compute_advantage`, which the trainer calls, with a name of gxpo's."""
+def check_trainer(say: Any) -> bool:
+    """Check `compute_advantage`, which the trainer calls, with a name of gxpo's."""
     from tensordict import TensorDict
     from verl import DataProto
     from verl.trainer.config import AlgoConfig
@@ -135,8 +135,8 @@ def through_the_trainer(say: Any) -> bool:
         batch=TensorDict({"token_level_rewards": rewards, "response_mask": mask}, batch_size=len(uid)),
         non_tensor_batch={"uid": uid},
     )
-    actual = compute_advantage(data, "gxpo/ngrpo", config=AlgoConfig(adv_estimator="gxpo/ngrpo"))
-    values = actual.batch["advantages"]
+    result = compute_advantage(data, "gxpo/ngrpo", config=AlgoConfig(adv_estimator="gxpo/ngrpo"))
+    values = result.batch["advantages"]
     scores = rewards.sum(1)
     gap = 0.0
     for i, name in enumerate(uid):
@@ -150,20 +150,20 @@ def through_the_trainer(say: Any) -> bool:
 def loss_gaps(
     core: Any, adapter: Any, name: str, method: str, overrides: Any, settings: Any, mode: str, parts: int
 ) -> tuple[float, float]:
-    """Relative differences of value and gradient over an optimiser batch in `parts` micro-batches."""
+    """Return relative differences of value and gradient over an optimiser batch in `parts` micro-batches."""
     from verl.workers.config import ActorConfig, OptimizerConfig
 
-    draw = torch.Generator().manual_seed(0)
-    old = -torch.rand(8, 6, generator=draw, dtype=torch.float64)
-    new = (old + 0.3 * torch.randn(8, 6, generator=draw, dtype=torch.float64)).clamp_max(-0.01).requires_grad_()
-    mask = torch.arange(6) < torch.randint(1, 7, (8, 1), generator=draw)
-    advantages = torch.randn(8, 1, generator=draw, dtype=torch.float64) * mask
-    given_settings = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0, **settings}
-    factor = given_settings.pop("loss_scale_factor", None)
-    actual = []
+    generator = torch.Generator().manual_seed(0)
+    old = -torch.rand(8, 6, generator=generator, dtype=torch.float64)
+    new = (old + 0.3 * torch.randn(8, 6, generator=generator, dtype=torch.float64)).clamp_max(-0.01).requires_grad_()
+    mask = torch.arange(6) < torch.randint(1, 7, (8, 1), generator=generator)
+    advantages = torch.randn(8, 1, generator=generator, dtype=torch.float64) * mask
+    config_keys = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0, **settings}
+    factor = config_keys.pop("loss_scale_factor", None)
+    results = []
     for fn in (core.get_policy_loss_fn(name), adapter.policy_loss(method, overrides)):
         config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=4, ppo_mini_batch_size=8,
-                             optim=OptimizerConfig(lr=1e-6), **given_settings)  # fmt: skip
+                             optim=OptimizerConfig(lr=1e-6), **config_keys)  # fmt: skip
         config.global_batch_info.update(
             dp_size=1, batch_num_tokens=int(mask.sum()), global_batch_size=8, loss_scale_factor=factor
         )
@@ -175,9 +175,9 @@ def loss_gaps(
             )  # fmt: skip
             total = total + value
         (gradient,) = torch.autograd.grad(total, new)
-        actual.append((float(total.detach()), gradient))
-    (theirs, slope), (own_value, gradient) = actual
-    return abs(own_value - theirs) / abs(theirs), float((gradient - slope).norm() / slope.norm())
+        results.append((float(total.detach()), gradient))
+    (theirs, slope), (ours, gradient) = results
+    return abs(ours - theirs) / abs(theirs), float((gradient - slope).norm() / slope.norm())
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ TEMPERATURES = (1.0, 0.7)
 
 
 def worker(model: Path) -> bool:
-    """One of the processes."""
+    """Run one of the processes."""
     import torch.distributed as dist
 
     torch.set_num_threads(1)
@@ -41,13 +41,13 @@ def worker(model: Path) -> bool:
         print(
             f"     {dist.get_world_size()} processes, parameters {kinds}; made in {time.perf_counter() - start:.0f} s"
         )
-    good = compared(engine, model, print if first else lambda line: None)
+    good = compare_engine(engine, model, print if first else lambda line: None)
     dist.destroy_process_group()
     return good
 
 
-def compared(engine: Any, model: Path, say: Callable[[str], None]) -> bool:
-    """Whether log-probs and gradients are those of gxpo's learner, and the weights afterwards what they were."""
+def compare_engine(engine: Any, model: Path, say: Callable[[str], None]) -> bool:
+    """Check that log-probs and gradients are those of gxpo's learner, and the weights afterwards what they were."""
     from transformers import AutoModelForCausalLM
 
     from gxpo.conformance.engines import check, forest
@@ -62,22 +62,22 @@ def compared(engine: Any, model: Path, say: Callable[[str], None]) -> bool:
         for result in check(engine, standard, tolerance=1e-5, temperature=temperature):
             good &= result.passed
             say(f"{result} at temperature {temperature}")
-        given_forest, learner = forest(standard.vocabulary, temperature=temperature), RemoteLearner(engine, lr=0.0)
+        probe_forest, learner = forest(standard.vocabulary, temperature=temperature), RemoteLearner(engine, lr=0.0)
 
         def loss(x: Mapping[str, Tensor]) -> Tensor:
             return (x["entropy"] * (1 + x["logprob"])).sum()
 
-        expected = standard.gradient(given_forest, loss, names=("logprob", "entropy"))
-        learner.accumulate(given_forest, loss, names=("logprob", "entropy"))
-        actual = engine.gradients()
+        expected = standard.gradient(probe_forest, loss, names=("logprob", "entropy"))
+        learner.accumulate(probe_forest, loss, names=("logprob", "entropy"))
+        gradients = engine.gradients()
         engine.discard()
-        gaps = torch.cat([(actual[n] - g).flatten() for n, g in expected.items()]).norm()
-        error = float(gaps / torch.cat([g.flatten() for g in expected.values()]).norm())
+        gap = torch.cat([(gradients[n] - g).flatten() for n, g in expected.items()]).norm()
+        error = float(gap / torch.cat([g.flatten() for g in expected.values()]).norm())
         good &= error < 1e-5
         say(f"{'ok ' if error < 1e-5 else 'NOT'} gradient of entropies: {error:.2e} at temperature {temperature}")
-    restored = engine.fingerprint() == before
-    say(f"{'ok ' if restored else 'NOT'} weights after save and load: {before:016x}")
-    return good and restored
+    is_restored = engine.fingerprint() == before
+    say(f"{'ok ' if is_restored else 'NOT'} weights after save and load: {before:016x}")
+    return good and is_restored
 
 
 def main() -> int:
@@ -92,8 +92,10 @@ def main() -> int:
         paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])
         env = {**os.environ, "PYTHONPATH": paths.rstrip(os.pathsep), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         python = arguments.python or sys.executable
-        built_text = "import sys, pathlib; from check_skyrl import tiny; tiny(pathlib.Path(sys.argv[1]))"
-        subprocess.run([python, "-c", built_text, folder], env=env, check=True)
+        code = (
+            "import sys, pathlib; from check_skyrl import save_tiny_model; save_tiny_model(pathlib.Path(sys.argv[1]))"
+        )
+        subprocess.run([python, "-c", code, folder], env=env, check=True)
         command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.processes),
                    __file__, "--worker", folder]  # fmt: skip
         return subprocess.run(command, env=env).returncode

@@ -28,39 +28,40 @@ WORKERS = 2
 RUN = {
     "task": "arithmetic", "method": "grpo", "tasks.per_step": 2, "rollout.group_size": 4, "sampling.max_new_tokens": 5,
     "eval.every": 0, "eval.tasks": 2, "trainer.checkpoint_every": 1, "optim.lr": 0.01, "chat.template": "none",
-    "reward": f"{ROOT / 'tests' / 'trainer' / 'parity_reward.py'}:parity",
+    "reward": f"{ROOT / 'tests' / 'training' / 'parity_reward.py'}:parity",
 }  # fmt: skip
 
 
 @contextmanager
 def cluster(nodes: int) -> Iterator[dict[str, Any]]:
-    """The settings of a run on a Ray cluster of so many nodes on this machine, with `WORKERS` cores in all."""
+    """Start a Ray cluster of so many nodes on this machine, with `WORKERS` cores in all; yield the settings of a run on
+    it."""
     from ray.cluster_utils import Cluster
 
-    each = WORKERS // nodes
-    built_cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": each, "object_store_memory": 100 << 20})
+    cores = WORKERS // nodes
+    ray_cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cores, "object_store_memory": 100 << 20})
     try:
         for _ in range(nodes - 1):
-            built_cluster.add_node(num_cpus=each, object_store_memory=100 << 20)
-        built_cluster.wait_for_nodes()
+            ray_cluster.add_node(num_cpus=cores, object_store_memory=100 << 20)
+        ray_cluster.wait_for_nodes()
         yield {
-            "cluster.backend": "verl", "cluster.address": built_cluster.address, "cluster.train.nodes": nodes,
-            "cluster.train.gpus_per_node": each,
+            "cluster.backend": "verl", "cluster.address": ray_cluster.address, "cluster.train.nodes": nodes,
+            "cluster.train.gpus_per_node": cores,
         }  # fmt: skip
     finally:
-        built_cluster.shutdown()
+        ray_cluster.shutdown()
 
 
 def checks(folder: Path, nodes: int) -> bool:
     import gxpo
-    from check_skyrl import tiny
-    from check_verl_engine import compared
+    from check_skyrl import save_tiny_model
+    from check_verl_engine import compare_engine
     from gxpo.base.errors import GxpoError
     from gxpo.learning.remote.verl_ray import RayVerlEngine
 
     torch.set_num_threads(1)
     model = folder / "model"
-    tiny(model)
+    save_tiny_model(model)
     good = True
 
     def say(right: bool, line: str) -> None:
@@ -72,7 +73,7 @@ def checks(folder: Path, nodes: int) -> bool:
         start_time = time.perf_counter()
         engine = RayVerlEngine(model, address=where["cluster.address"], nodes=nodes, per_node=WORKERS // nodes)
         print(f"     {WORKERS} workers on {nodes} nodes; made in {time.perf_counter() - start_time:.0f} s", flush=True)
-        good &= compared(engine, model, lambda line: print(line, flush=True))
+        good &= compare_engine(engine, model, lambda line: print(line, flush=True))
         engine.close()
 
         keys = {**RUN, "model": str(model)}
@@ -81,8 +82,8 @@ def checks(folder: Path, nodes: int) -> bool:
         gxpo.train(steps=2, out=folder / "cut", set={**keys, **where})
         cut = gxpo.resume(folder / "cut", steps=3)
         norms = [[row["grad_norm"] for row in run.metrics] for run in (local, calm)]
-        apart = max(abs(a / b - 1) for a, b in zip(*norms, strict=True))
-        say(apart < 1e-5, f"gradient norms {norms[1]}: {apart:.1e} from the local run's")
+        norm_gap = max(abs(a / b - 1) for a, b in zip(*norms, strict=True))
+        say(norm_gap < 1e-5, f"gradient norms {norms[1]}: {norm_gap:.1e} from the local run's")
         prints = [[row["weights_fingerprint"] for row in run.metrics] for run in (calm, cut)]
         say(prints[0] == prints[1], f"fingerprints of the resumed run {prints[1]}")
         gap = max(row["sampler_gap"] for row in calm.metrics)
@@ -93,7 +94,7 @@ def checks(folder: Path, nodes: int) -> bool:
 
         def kill(row: dict[str, Any]) -> None:
             if row["step"] == 1:
-                victim = next(iter(workers()))
+                victim = next(iter(worker_pids()))
                 os.kill(victim, signal.SIGKILL)
 
         try:
@@ -101,14 +102,14 @@ def checks(folder: Path, nodes: int) -> bool:
             say(False, "a killed worker was not noticed")
         except GxpoError as error:
             say("one has ended" in str(error) and "\n" not in str(error), f"a killed worker: {error}")
-        ended = gxpo.resume(folder / "killed", steps=3)
-        found_rows = [row["weights_fingerprint"] for row in ended.metrics]
-        say(found_rows == prints[0], f"fingerprints after its resumption {found_rows}")
+        resumed = gxpo.resume(folder / "killed", steps=3)
+        resumed_prints = [row["weights_fingerprint"] for row in resumed.metrics]
+        say(resumed_prints == prints[0], f"fingerprints after its resumption {resumed_prints}")
     return good
 
 
-def workers() -> Iterator[int]:
-    """Processes of the workers of clusters that this process started."""
+def worker_pids() -> Iterator[int]:
+    """Yield the processes of the workers of clusters that this process started."""
     import psutil
 
     for node in psutil.Process().children(recursive=True):

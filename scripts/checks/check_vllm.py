@@ -50,22 +50,22 @@ SETTINGS = (
 ALONE = """
 import json, sys, time
 from vllm import LLM, SamplingParams
-given = json.loads(sys.stdin.readline())
-llm = LLM(**given["arguments"])
+options = json.loads(sys.stdin.readline())
+llm = LLM(**options["arguments"])
 print("ready", flush=True)
 for line in sys.stdin:
-    asked = json.loads(line)
+    request = json.loads(line)
     llm.reset_prefix_cache()
-    began = time.perf_counter()
-    if asked["plain"]:  # as fast as it goes: several samples of a prompt, no seeds, no log-probs
-        params = SamplingParams(n=asked["group"], max_tokens=asked["new"], ignore_eos=True, detokenize=False)
-        out = llm.generate([{"prompt_token_ids": p} for p in asked["prompts"]], params, use_tqdm=False)
+    start = time.perf_counter()
+    if request["plain"]:  # as fast as it goes: several samples of a prompt, no seeds, no log-probs
+        params = SamplingParams(n=request["group"], max_tokens=request["new"], ignore_eos=True, detokenize=False)
+        out = llm.generate([{"prompt_token_ids": p} for p in request["prompts"]], params, use_tqdm=False)
     else:  # what the engine asks for
-        params = [SamplingParams(seed=s, max_tokens=asked["new"], ignore_eos=True, detokenize=False, logprobs=0)
-                  for s in asked["seeds"]]
-        prompts = [{"prompt_token_ids": p} for p in asked["prompts"] for _ in range(asked["group"])]
+        params = [SamplingParams(seed=s, max_tokens=request["new"], ignore_eos=True, detokenize=False, logprobs=0)
+                  for s in request["seeds"]]
+        prompts = [{"prompt_token_ids": p} for p in request["prompts"] for _ in range(request["group"])]
         out = llm.generate(prompts, params, use_tqdm=False)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     print(json.dumps([seconds, sum(len(c.token_ids) for o in out for c in o.outputs)]), flush=True)
 """
 
@@ -99,9 +99,9 @@ class Alone:
             raise SystemExit("vLLM alone ended")
         return line.strip()
 
-    def rate(self, asked: dict[str, Any]) -> float:
-        """Tokens a second."""
-        self._say(asked)
+    def rate(self, request: dict[str, Any]) -> float:
+        """Return tokens a second."""
+        self._say(request)
         line = self._line()
         while not line.startswith("["):
             line = self._line()
@@ -115,7 +115,7 @@ class Alone:
 
 @torch.no_grad()
 def gaps(model: Any, prompt: tuple[int, ...], c: Completion, temperature: float) -> torch.Tensor:
-    """How far the log-probs of a completion are from the learner's, in nats."""
+    """Return how far the log-probs of a completion are from the learner's, in nats."""
     tokens, vision = torch.tensor([[*prompt, *c.tokens]]), triples_of(model)
     extra = {} if vision is None else {"position_ids": vision.positions(tokens[0].tolist())[0][:, None]}
     logits = model(input_ids=tokens, **extra).logits[0, len(prompt) - 1 : -1].float() / temperature
@@ -124,56 +124,58 @@ def gaps(model: Any, prompt: tuple[int, ...], c: Completion, temperature: float)
         allowed = torch.zeros(logits.shape[0], logits.shape[1] + 1, dtype=torch.bool)
         allowed.scatter_(1, support.masked_fill(support < 0, logits.shape[1]), True)
         logits = logits.masked_fill(~allowed[:, :-1], -torch.inf)
-    own_squeeze = logits.log_softmax(-1).gather(1, torch.tensor(c.tokens)[:, None]).squeeze(1)
-    return (own_squeeze - torch.tensor(c.logprobs)).abs()
+    logprob = logits.log_softmax(-1).gather(1, torch.tensor(c.tokens)[:, None]).squeeze(1)
+    return (logprob - torch.tensor(c.logprobs)).abs()
 
 
-def compared(engine: VllmEngine, requests: list[Request], sampling: Sampling) -> torch.Tensor:
-    answered = engine.sample(requests, sampling)
-    pairs = [(r.prompt, c) for r, group in zip(requests, answered, strict=True) for c in group]
+def sample_gaps(engine: VllmEngine, requests: list[Request], sampling: Sampling) -> torch.Tensor:
+    answers = engine.sample(requests, sampling)
+    pairs = [(r.prompt, c) for r, group in zip(requests, answers, strict=True) for c in group]
     return torch.cat([gaps(engine.model, prompt, c, sampling.temperature or 1.0) for prompt, c in pairs])
 
 
-def check(name: str, good: bool, said: str) -> bool:
-    print(f"{'ok  ' if good else 'FAIL'} {name}: {said}", flush=True)
+def check(name: str, good: bool, figures: str) -> bool:
+    print(f"{'ok  ' if good else 'FAIL'} {name}: {figures}", flush=True)
     return good
 
 
 def checks(engine: VllmEngine, prompts: list[tuple[int, ...]], dtype: str) -> bool:
-    """What must hold; said line by line."""
+    """Check what must hold, and print it line by line."""
     good = True
 
-    def asked(step: int, samples: int = 4) -> list[Request]:
+    def requests_of(step: int, samples: int = 4) -> list[Request]:
         return [Request(p, tuple(StreamKey(0, step, str(i), a) for a in range(samples))) for i, p in enumerate(prompts)]
 
     for s in SETTINGS:
-        actual = compared(engine, asked(1), s)
+        gap = sample_gaps(engine, requests_of(1), s)
         words = f"T={s.temperature:g} top_k={s.top_k} top_p={s.top_p:g}"
         good &= check(
             f"log-probs, {words}",
-            float(actual.max()) < CLOSE[dtype],
-            f"max {float(actual.max()):.2e}, mean {float(actual.mean()):.2e} nats over {actual.numel()} tokens",
+            float(gap.max()) < CLOSE[dtype],
+            f"max {float(gap.max()):.2e}, mean {float(gap.mean()):.2e} nats over {gap.numel()} tokens",
         )
-    once, again = engine.sample(asked(1), SETTINGS[0]), engine.sample(asked(1), SETTINGS[0])
+    once, again = engine.sample(requests_of(1), SETTINGS[0]), engine.sample(requests_of(1), SETTINGS[0])
     same = sum(a.tokens == b.tokens for x, y in zip(once, again, strict=True) for a, b in zip(x, y, strict=True))
     print(f"     the same call again gives the same tokens in {same} of {4 * len(prompts)} samples")
     reused = engine.reused_tokens
-    before = engine.sample(asked(1), SETTINGS[0])
+    before = engine.sample(requests_of(1), SETTINGS[0])
     cached = engine.reused_tokens - reused
-    kept_parameters = [p.detach().clone() for p in engine.model.parameters()]
+    parameters = [p.detach().clone() for p in engine.model.parameters()]
     with torch.no_grad():
         for p in engine.model.parameters():
             p.add_(torch.randn_like(p) * p.float().std() * 0.05)
-    actual = compared(engine, asked(1), SETTINGS[0])
-    old = torch.cat([gaps(engine.model, p, c, 1.0) for p, group in zip(prompts, before, strict=True) for c in group])
+    gap = sample_gaps(engine, requests_of(1), SETTINGS[0])
+    old_gap = torch.cat(
+        [gaps(engine.model, p, c, 1.0) for p, group in zip(prompts, before, strict=True) for c in group]
+    )
     good &= check(
         "prefix cache after an update",
-        float(actual.max()) < CLOSE[dtype] < float(old.max()),
-        f"{cached} prompt tokens were cached; after the update max {float(actual.max()):.2e} nats from new weights' "
-        f"log-probs (samples from before: {float(old.max()):.2e})",
+        float(gap.max()) < CLOSE[dtype] < float(old_gap.max()),
+        f"{cached} prompt tokens were cached; after the update max {float(gap.max()):.2e} nats from new weights' "
+        f"log-probs (samples from before: {float(old_gap.max()):.2e})",
     )
     with torch.no_grad():
-        for p, x in zip(engine.model.parameters(), kept_parameters, strict=True):
+        for p, x in zip(engine.model.parameters(), parameters, strict=True):
             p.copy_(x)
     start = time.perf_counter()
     engine._send()
@@ -188,8 +190,8 @@ def checks(engine: VllmEngine, prompts: list[tuple[int, ...]], dtype: str) -> bo
     return check("an answer of other weights is refused", "weights are of stamp" in message, message) and good
 
 
-def pictures(engine: VllmEngine, dtype: str) -> bool:
-    """Log-probs of samples that were shown pictures, against the learner's forward; said line by line."""
+def check_pictures(engine: VllmEngine, dtype: str) -> bool:
+    """Compare log-probs of samples that were shown pictures with the learner's forward; print line by line."""
     vision = vision_of(engine.model)
     if vision is None:
         raise SystemExit(f"{type(engine.model).__name__} reads texts alone: name a model that sees with --model")
@@ -202,16 +204,16 @@ def pictures(engine: VllmEngine, dtype: str) -> bool:
     prompts = [(*words[0], *one, *words[2]), (*words[0], *two, *words[1], *three, *words[2])]
 
     def compare(name: str, some: list[tuple[int, ...]], step: int) -> tuple[bool, list[list[Completion]]]:
-        asked_values = [Request(p, tuple(StreamKey(0, step, str(i), a) for a in range(4))) for i, p in enumerate(some)]
-        answered = engine.sample(asked_values, SETTINGS[0])
-        pairs = [(r.prompt, c) for r, group in zip(asked_values, answered, strict=True) for c in group]
-        actual = torch.cat([gaps(engine.model, prompt, c, 1.0) for prompt, c in pairs])
-        message = f"max {float(actual.max()):.2e}, mean {float(actual.mean()):.2e} nats over {actual.numel()} tokens"
-        drawn_pairs = {t for _, c in pairs for t in c.tokens} & {*vision.banned}
-        return check(name, float(actual.max()) < CLOSE[dtype] and not drawn_pairs, message), answered
+        requests = [Request(p, tuple(StreamKey(0, step, str(i), a) for a in range(4))) for i, p in enumerate(some)]
+        answers = engine.sample(requests, SETTINGS[0])
+        pairs = [(r.prompt, c) for r, group in zip(requests, answers, strict=True) for c in group]
+        gap = torch.cat([gaps(engine.model, prompt, c, 1.0) for prompt, c in pairs])
+        message = f"max {float(gap.max()):.2e}, mean {float(gap.mean()):.2e} nats over {gap.numel()} tokens"
+        placeholders = {t for _, c in pairs for t in c.tokens} & {*vision.banned}
+        return check(name, float(gap.max()) < CLOSE[dtype] and not placeholders, message), answers
 
-    good, answered = compare("pictures, first turn", prompts, 1)
-    later = [(*p, *group[0].tokens, *three, *words[2]) for p, group in zip(prompts, answered, strict=True)]
+    good, answers = compare("pictures, first turn", prompts, 1)
+    later = [(*p, *group[0].tokens, *three, *words[2]) for p, group in zip(prompts, answers, strict=True)]
     good &= compare("pictures, second turn", later, 2)[0]
     with torch.no_grad():
         for name, p in engine.model.named_parameters():
@@ -221,17 +223,17 @@ def pictures(engine: VllmEngine, dtype: str) -> bool:
     return compare("pictures, after an update of the tower", prompts, 1)[0] and good
 
 
-def speed(engine: VllmEngine, python: str, folder: str, dtype: str, rounds: int, length: int) -> None:
-    """The engine and vLLM alone, taking turns."""
+def compare_speed(engine: VllmEngine, python: str, folder: str, dtype: str, rounds: int, length: int) -> None:
+    """Time the engine and vLLM alone, taking turns."""
     group, new, count = 8, 32, 8
     prompts = [tuple((i * 7919 + j * 104729 + 11) % 40000 + 3 for j in range(length)) for i in range(count)]
-    single_value = Alone(python, folder, dtype)
-    held_stop_ids, engine.stop_ids = engine.stop_ids, ()
+    alone = Alone(python, folder, dtype)
+    stop_ids, engine.stop_ids = engine.stop_ids, ()
     rates: dict[str, list[float]] = {"engine": [], "vllm, same samples": [], "vllm, plain": []}
     for turn in range(rounds + 1):
         keys = [[StreamKey(0, turn, str(i), a) for a in range(group)] for i in range(count)]
         requests = [Request(p, tuple(k)) for p, k in zip(prompts, keys, strict=True)]
-        asked_fields = {
+        fields = {
             "prompts": prompts,
             "group": group,
             "new": new,
@@ -240,19 +242,19 @@ def speed(engine: VllmEngine, python: str, folder: str, dtype: str, rounds: int,
         engine._sent = None  # an update outside the clock empties the cache, as `alone` empties its own
         engine._send()
         start = time.perf_counter()
-        answered = engine.sample(requests, Sampling(max_new_tokens=new))
-        own_total = sum(len(c.tokens) for g in answered for c in g) / (time.perf_counter() - start)
-        others = [single_value.rate({**asked_fields, "plain": plain}) for plain in (False, True)]
+        answers = engine.sample(requests, Sampling(max_new_tokens=new))
+        engine_rate = sum(len(c.tokens) for g in answers for c in g) / (time.perf_counter() - start)
+        alone_rates = [alone.rate({**fields, "plain": plain}) for plain in (False, True)]
         if turn:  # the first is warm-up
-            for name, rate in zip(rates, (own_total, *others), strict=True):
+            for name, rate in zip(rates, (engine_rate, *alone_rates), strict=True):
                 rates[name].append(rate)
-    engine.stop_ids = held_stop_ids
-    single_value.close()
+    engine.stop_ids = stop_ids
+    alone.close()
     print(f"     tokens/s, {count} prompts of {length} x {group} samples x {new}, {rounds} rounds, "
           f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}")  # fmt: skip
-    for name, actual in rates.items():
-        ratios = [a / b for a, b in zip(rates["engine"], actual, strict=True)]
-        print(f"     {name:20s} {median(actual):7.1f}   engine / this: median {median(ratios):.3f}, "
+    for name, rate_list in rates.items():
+        ratios = [a / b for a, b in zip(rates["engine"], rate_list, strict=True)]
+        print(f"     {name:20s} {median(rate_list):7.1f}   engine / this: median {median(ratios):.3f}, "
               f"{min(ratios):.3f} to {max(ratios):.3f}", flush=True)  # fmt: skip
 
 
@@ -266,42 +268,36 @@ def main() -> None:
     parser.add_argument("--servers", type=int, default=0, help="check so many servers in place of the engine")
     parser.add_argument("--server-args", default="", help="further arguments of each server")
     parser.add_argument("--pictures", action="store_true", help="check pictures, of a model that sees")
-    given_arguments = parser.parse_args()
-    loaded = models.load(given_arguments.model, task="arithmetic", dtype=given_arguments.dtype)
+    options = parser.parse_args()
+    loaded = models.load(options.model, task="arithmetic", dtype=options.dtype)
     texts = ("The capital of France is the city of", "Once upon a time there was a small dragon that " * 5)
     prompts = [tuple(loaded.tokenizer.encode(text)) for text in texts]
-    if given_arguments.servers:
+    if options.servers:
         import check_servers
 
-        arguments = shlex.split(given_arguments.server_args)
-        good = check_servers.run(
-            given_arguments.python, given_arguments.servers, given_arguments.dtype, loaded, prompts, arguments
-        )
+        arguments = shlex.split(options.server_args)
+        good = check_servers.run(options.python, options.servers, options.dtype, loaded, prompts, arguments)
         raise SystemExit(0 if good else 1)
     longest = min(2048, getattr(loaded.model.config.get_text_config(), "max_position_embeddings", 2048))
     engine = VllmEngine(
         loaded.model,
         loaded.tokenizer,
-        python=given_arguments.python,
+        python=options.python,
         arguments={"max_model_len": longest},
         notify=print,
     )
     try:
-        good = (
-            pictures(engine, given_arguments.dtype)
-            if given_arguments.pictures
-            else checks(engine, prompts, given_arguments.dtype)
-        )
-        if given_arguments.rounds and not given_arguments.pictures:
+        good = check_pictures(engine, options.dtype) if options.pictures else checks(engine, prompts, options.dtype)
+        if options.rounds and not options.pictures:
             with tempfile.TemporaryDirectory() as folder:
                 loaded.model.save_pretrained(folder)
-                speed(
+                compare_speed(
                     engine,
-                    given_arguments.python,
+                    options.python,
                     folder,
-                    given_arguments.dtype,
-                    given_arguments.rounds,
-                    given_arguments.length,
+                    options.dtype,
+                    options.rounds,
+                    options.length,
                 )
     finally:
         engine.close()

@@ -1,4 +1,4 @@
-"""Twenty compositions of three methods, drawn at random, train on the demo's task; nothing may become infinite.
+"""Train twenty compositions of three methods, drawn at random, on the demo's task; nothing may become infinite.
 
     python scripts/checks/random_compositions.py --steps 20 --seed 0 --clamps
 
@@ -71,22 +71,22 @@ class Clamps(TorchFunctionMode):
         return None
 
     def report(self) -> None:
-        """Active clamps, one a line."""
+        """Print active clamps, one a line."""
         active = {k: v for k, v in self.sites.items() if v[1]}
         print(f"{len(self.sites)} clamps were run, {len(active)} changed a number:")
-        for (path, line), (given_value, changed) in sorted(active.items()):
+        for (path, line), (total, changed) in sorted(active.items()):
             where = f"{Path(path).parent.name}/{Path(path).name}:{line}"
-            print(f"  {where:36s} {changed / given_value:8.2%}  {linecache.getline(path, line).strip()}")
+            print(f"  {where:36s} {changed / total:8.2%}  {linecache.getline(path, line).strip()}")
 
 
 def compositions(seed: int) -> Iterator[tuple[str, str]]:
-    """Triples in random order, each once, with the reason for which it can't be composed ("" where it can)."""
-    draw, names, seen_specs = random.Random(seed), sorted(set(METHODS) - ELSEWHERE), set[str]()
+    """Yield triples in random order, each once, with the reason for which it can't be composed ("" where it can)."""
+    rng, names, specs = random.Random(seed), sorted(set(METHODS) - ELSEWHERE), set[str]()
     while True:
-        spec = "+".join(sorted(draw.sample(names, 3)))
-        if spec in seen_specs:
+        spec = "+".join(sorted(rng.sample(names, 3)))
+        if spec in specs:
             continue
-        seen_specs.add(spec)
+        specs.add(spec)
         try:
             gxpo.method(spec)
             yield spec, ""
@@ -95,18 +95,18 @@ def compositions(seed: int) -> Iterator[tuple[str, str]]:
 
 
 def settings(spec: str) -> dict[str, Any]:
-    """What a composition needs to run on the demo's task."""
-    own_method = gxpo.method(spec)
-    given_values = {k: v for k, v in SMALL.items() if not k.startswith("rollout.") or k in own_method.keys}
-    for definition in own_method.definitions:
-        given_values |= READS.get(definition.name, {})
-    if getattr(own_method.rollout, "policies", None):
-        given_values["learner.lora_rank"] = 4
-    return given_values
+    """Return what a composition needs to run on the demo's task."""
+    method = gxpo.method(spec)
+    keys = {k: v for k, v in SMALL.items() if not k.startswith("rollout.") or k in method.keys}
+    for definition in method.definitions:
+        keys |= READS.get(definition.name, {})
+    if getattr(method.rollout, "policies", None):
+        keys["learner.lora_rank"] = 4
+    return keys
 
 
-def trained(spec: str, steps: int) -> str:
-    """A line on the run. GxpoError where it is refused, RuntimeError where something is wrong."""
+def train_run(spec: str, steps: int) -> str:
+    """Train a run; return a line on it. GxpoError where it is refused, RuntimeError where something is wrong."""
     with tempfile.TemporaryDirectory(prefix="gxpo-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = gxpo.train("tiny", "arithmetic", spec, steps, out=Path(folder) / "run", set=settings(spec))
@@ -125,7 +125,7 @@ def trained(spec: str, steps: int) -> str:
 
 
 def main() -> int:
-    """Exit code."""
+    """Train the compositions; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--steps", type=int, default=20)
@@ -133,28 +133,28 @@ def main() -> int:
     parser.add_argument("--clamps", action="store_true")
     arguments = parser.parse_args()
     clamps = Clamps() if arguments.clamps else None
-    tried = wrong = refused = 0
+    n_tried = n_wrong = n_refused = 0
     for spec, reason in compositions(arguments.seed):
-        if tried == arguments.count:
+        if n_tried == arguments.count:
             break
         if reason:
-            refused += 1
+            n_refused += 1
             continue
         try:
             with clamps or nullcontext():
-                line = trained(spec, arguments.steps)
+                line = train_run(spec, arguments.steps)
         except GxpoError as error:
-            refused += 1
+            n_refused += 1
             print(f"{spec:60s} refused: {error}", flush=True)
             continue
         except RuntimeError as error:
-            wrong, line = wrong + 1, f"WRONG: {error}"
-        tried += 1
+            n_wrong, line = n_wrong + 1, f"WRONG: {error}"
+        n_tried += 1
         print(f"{spec:60s} {line}", flush=True)
     if clamps is not None:
         clamps.report()
-    print(f"{tried - wrong} of {tried} trained {arguments.steps} steps; {refused} triples were refused")
-    return 1 if wrong else 0
+    print(f"{n_tried - n_wrong} of {n_tried} trained {arguments.steps} steps; {n_refused} triples were refused")
+    return 1 if n_wrong else 0
 
 
 if __name__ == "__main__":

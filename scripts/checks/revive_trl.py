@@ -29,8 +29,8 @@ ASKED, RARE, TAUGHT = "=", 1e-5, 500  # the right answer, the probability it is 
 RARE_TEXT = "q7"
 
 
-def habitual(folder: Path) -> str:
-    """A model that answers with digits."""
+def save_habitual(folder: Path) -> str:
+    """Save a model that answers with digits."""
     from gxpo.models.tiny import tiny_model
     from gxpo.training import models
 
@@ -38,38 +38,38 @@ def habitual(folder: Path) -> str:
     small = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = tiny_model(seed=1, num_key_value_heads=2, **small).train()
     ids = torch.tensor([tokenizer(str(d))["input_ids"] for d in range(10)])
-    asked_input_id = tokenizer(ASKED)["input_ids"][-1]
-    taught = torch.zeros(10, model.config.vocab_size)
-    taught[:, ids[:, -1]] = (1 - RARE) / 10
-    taught[:, asked_input_id] = RARE
-    adamw = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    schedule = torch.optim.lr_scheduler.LinearLR(adamw, 1.0, 0.01, TAUGHT)
+    answer_id = tokenizer(ASKED)["input_ids"][-1]
+    target = torch.zeros(10, model.config.vocab_size)
+    target[:, ids[:, -1]] = (1 - RARE) / 10
+    target[:, answer_id] = RARE
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.01, TAUGHT)
     for _ in range(TAUGHT):
-        loss = -(taught * model(input_ids=ids).logits[:, -1].log_softmax(-1)).sum(1).mean()
-        adamw.zero_grad()
+        loss = -(target * model(input_ids=ids).logits[:, -1].log_softmax(-1)).sum(1).mean()
+        optimiser.zero_grad()
         loss.backward()
-        adamw.step()
+        optimiser.step()
         schedule.step()
-    spread = model(input_ids=ids).logits[:, -1].softmax(-1).detach().mean(0)
-    digits = float(spread[ids[:, -1]].sum())
-    print(f'probability of "{ASKED}": {float(spread[asked_input_id]):.1e}, of a digit: {digits:.4f}')
+    probability = model(input_ids=ids).logits[:, -1].softmax(-1).detach().mean(0)
+    digits = float(probability[ids[:, -1]].sum())
+    print(f'probability of "{ASKED}": {float(probability[answer_id]):.1e}, of a digit: {digits:.4f}')
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 
 
-def asked_for(completions: Any, **columns: Any) -> list[float]:
+def reward_answer(completions: Any, **columns: Any) -> list[float]:
     return [float(c.strip() == ASKED) for c in completions]
 
 
-def rare(completions: Any, **columns: Any) -> list[float]:
+def reward_rare(completions: Any, **columns: Any) -> list[float]:
     return [float(RARE_TEXT in c) for c in completions]
 
 
 def run(
-    trainer: Any, path: str, reward: Any = asked_for, settings: Any = None, **changed: Any
+    trainer: Any, path: str, reward: Any = reward_answer, settings: Any = None, **overrides: Any
 ) -> list[dict[str, float]]:
-    """A line per step: TRL's log. `changed` is what differs from TRL's own arguments."""
+    """Train, and return TRL's log, a row per step. `overrides` is what differs from TRL's own arguments."""
     import datasets
     import transformers
     import trl
@@ -78,7 +78,7 @@ def run(
     transformers.logging.disable_progress_bar()
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, padding_side="left")
 
-    built_trainer = trainer(
+    instance = trainer(
         model=transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32),
         reward_funcs=reward,
         args=trl.GRPOConfig(
@@ -103,45 +103,45 @@ def run(
         ),
         train_dataset=datasets.Dataset.from_list([{"prompt": str(i % 10)} for i in range(160)]),
         processing_class=tokenizer,
-        **changed,
+        **overrides,
     )
-    built_trainer.remove_callback(transformers.PrinterCallback)  # it prints every line of the log
-    built_trainer.train()
-    return [row for row in built_trainer.state.log_history if "reward" in row]
+    instance.remove_callback(transformers.PrinterCallback)  # it prints every line of the log
+    instance.train()
+    return [row for row in instance.state.log_history if "reward" in row]
 
 
 def curve(rows: list[dict[str, float]], key: str) -> list[float]:
-    """Means over EVERY steps."""
+    """Average over EVERY steps."""
     return [sum(r[key] for r in rows[i : i + EVERY]) / EVERY for i in range(0, len(rows), EVERY)]
 
 
-def shown(method: str) -> int:
+def show_revival(method: str) -> int:
     import trl
 
     from gxpo.adapters.trl import GRPOTrainer
 
     with tempfile.TemporaryDirectory() as folder:
-        path = habitual(Path(folder) / "model")
-        actual = {}
-        for name, built_trainer, changed in (
+        path = save_habitual(Path(folder) / "model")
+        rows_by_name = {}
+        for name, trainer, overrides in (
             ("trl.GRPOTrainer(...)", trl.GRPOTrainer, {}),
             (f'gxpo.adapters.trl.GRPOTrainer(..., method="{method}")', GRPOTrainer, {"method": method}),
         ):
             start = time.perf_counter()
-            actual[name] = run(built_trainer, path, **changed)
+            rows_by_name[name] = run(trainer, path, **overrides)
             print(f"{name}: {STEPS} steps in {time.perf_counter() - start:.0f} s")
     print(f"\nmean reward of steps 1-{EVERY}, {EVERY + 1}-{2 * EVERY}, ...")
-    for name, rows in actual.items():
+    for name, rows in rows_by_name.items():
         print(f"{name:<52}", " ".join(f"{x:.2f}" for x in curve(rows, "reward")))
     print("share of groups whose rewards are all equal")
-    for name, rows in actual.items():
+    for name, rows in rows_by_name.items():
         print(f"{name:<52}", " ".join(f"{x:.2f}" for x in curve(rows, "frac_reward_zero_std")))
-    stalled, revived = (curve(rows, "reward")[-1] for rows in actual.values())
+    stalled, revived = (curve(rows, "reward")[-1] for rows in rows_by_name.values())
     return 0 if stalled < 0.05 and revived > 0.8 else 1
 
 
-def collapsed(method: str) -> int:
-    """Six seeds of TRL and of the method where the right answer is rare from the start."""
+def show_collapse(method: str) -> int:
+    """Train six seeds of TRL and of the method where the right answer is rare from the start."""
     import transformers
     import trl
 
@@ -150,22 +150,22 @@ def collapsed(method: str) -> int:
     print(
         f'reward for "{RARE_TEXT}" among 8 characters, 50 steps at rate 0.01: last 5 steps\' reward (entropy), by seed'
     )
-    for name, built_trainer, changed in (("TRL", trl.GRPOTrainer, {}), (method, GRPOTrainer, {"method": method})):
-        output = []
+    for name, trainer, overrides in (("TRL", trl.GRPOTrainer, {}), (method, GRPOTrainer, {"method": method})):
+        cells = []
         for seed in range(6):
             with tempfile.TemporaryDirectory() as folder:
-                path = untaught(Path(folder) / "model", seed)
+                path = save_untaught(Path(folder) / "model", seed)
                 settings = {"max_completion_length": 8, "max_steps": 50, "learning_rate": 0.01, "seed": seed}
                 transformers.set_seed(seed)
-                rows = run(built_trainer, path, rare, settings, **changed)
+                rows = run(trainer, path, reward_rare, settings, **overrides)
             reward, entropy = (sum(r[k] for r in rows[-5:]) / 5 for k in ("reward", "entropy"))
-            output.append(f"{reward:.2f} ({entropy:.1f})")
-        print(f"{name:<8}", "  ".join(output), flush=True)
+            cells.append(f"{reward:.2f} ({entropy:.1f})")
+        print(f"{name:<8}", "  ".join(cells), flush=True)
     return 0
 
 
-def untaught(folder: Path, seed: int) -> str:
-    """A model that answers anything, and its tokenizer of 98 characters."""
+def save_untaught(folder: Path, seed: int) -> str:
+    """Save a model that answers anything, and its tokenizer of 98 characters."""
     from gxpo.models.tiny import tiny_model
     from gxpo.training import models
 
@@ -188,7 +188,7 @@ def main() -> int:
         return subprocess.run(
             [arguments.python, __file__, "--method", arguments.method, *more], env=surroundings
         ).returncode
-    return collapsed(arguments.method) if arguments.rare else shown(arguments.method)
+    return show_collapse(arguments.method) if arguments.rare else show_revival(arguments.method)
 
 
 if __name__ == "__main__":

@@ -37,14 +37,14 @@ class Stub(str):
         first = values[0] if len(values) == 1 and not keywords else None
         # what starts a function with the words of the command line
         if self._name in ("Fire", "run", "cli") and hasattr(first, "__code__"):
-            return filled(first)()
+            return fill_arguments(first)()
         # a decorator leaves the function as it is, but for words of the command line
         is_data = self._name in ("map", "filter", "from_list", "from_generator", "signature", "create_dynamic_function")
         if is_data or not (isinstance(first, type) or hasattr(first, "__code__")):
             return Stub(self._name)
         if "time_limit" in self._name:  # what it limits may go on for ever
             return lambda *values, **keywords: Stub()
-        return first if isinstance(first, type) else filled(first)
+        return first if isinstance(first, type) else fill_arguments(first)
 
     def __iter__(self) -> Any:
         # `a, b = value` gets as many values as it has names, and a loop goes round once
@@ -125,7 +125,7 @@ class Stub(str):
 OF_TEXTS = frozenset(name for name in dir(str) if not name.startswith("_"))
 
 
-def filled(function: Any) -> Any:
+def fill_arguments(function: Any) -> Any:
     """Return a function whose missing arguments are stubs, as of those that the command line gives."""
 
     def call(*values: Any, **keywords: Any) -> Any:
@@ -133,9 +133,9 @@ def filled(function: Any) -> Any:
         if code is None:
             return function(*values, **keywords)
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        have = {*names[: len(values)], *keywords, *(function.__kwdefaults__ or ())}
-        have |= set(names[: code.co_argcount][code.co_argcount - len(function.__defaults__ or ()) :])
-        return function(*values, **{name: Stub() for name in names if name not in have}, **keywords)
+        present = {*names[: len(values)], *keywords, *(function.__kwdefaults__ or ())}
+        present |= set(names[: code.co_argcount][code.co_argcount - len(function.__defaults__ or ()) :])
+        return function(*values, **{name: Stub() for name in names if name not in present}, **keywords)
 
     call.__dict__.update(getattr(function, "__dict__", {}), __name__=getattr(function, "__name__", ""))
     call.__wrapped__ = function
@@ -199,7 +199,7 @@ class Data:
         return lambda *values, **keywords: self
 
 
-def loaded(path: Any, name: Any = None, split: Any = None, **options: Any) -> Any:
+def load_dataset(path: Any, name: Any = None, split: Any = None, **options: Any) -> Any:
     if isinstance(split, list):
         return [Data(path, name, s) for s in split]
     return Data(path, name, split, options.get("data_files"))

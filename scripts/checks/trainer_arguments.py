@@ -1,4 +1,4 @@
-"""What a script of TRL gives its trainer: a run of it in a process of its own, where every library is a stub."""
+"""Run a script of TRL in a process of its own, where every library is a stub, and return what it gives its trainer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stubs_of_libraries import TEXT, Base, Data, Lora, Model, Stub, filled, loaded
+from stubs_of_libraries import TEXT, Base, Data, Lora, Model, Stub, fill_arguments, load_dataset
 
 UNKNOWN = "<unknown>"
 
@@ -38,20 +38,20 @@ def config_class(name: str, changes: dict[str, Any]) -> type:
     from gxpo.adapters.trl_config import DEFAULTS
 
     fields = {**DEFAULTS, "max_prompt_length": 512, **changes}
-    built = dataclasses.make_dataclass(
+    kind = dataclasses.make_dataclass(
         name, [(k, Any, dataclasses.field(default=v)) for k, v in fields.items()], bases=(Base,)
     )
-    init = built.__init__
+    init = kind.__init__
 
-    def accepting(self: Any, *values: Any, **keywords: Any) -> None:
-        own_options = {k: v for k, v in keywords.items() if k in fields}
-        init(self, **({"output_dir": values[0]} if values else {}), **own_options)
+    def set_fields(self: Any, *values: Any, **keywords: Any) -> None:
+        known_fields = {k: v for k, v in keywords.items() if k in fields}
+        init(self, **({"output_dir": values[0]} if values else {}), **known_fields)
         for key, value in keywords.items():
             setattr(self, key, value)
 
-    built.__init__ = accepting
-    built.TRL = built
-    return built
+    kind.__init__ = set_fields
+    kind.TRL = kind
+    return kind
 
 
 def _fields_class(cls: type) -> Any:
@@ -91,9 +91,9 @@ def tell(arguments: dict[str, Any]) -> None:
     fields["model_name_or_path"] = model.source if isinstance(model, Model) else model
     lora = arguments.get("peft_config") or (vars(model).get("lora") if isinstance(model, Model) else None)
     if isinstance(lora, Lora):
-        own_options = {k: v for k, v in vars(lora).items() if k in ("r", "lora_alpha", "target_modules")}
+        lora_fields = {k: v for k, v in vars(lora).items() if k in ("r", "lora_alpha", "target_modules")}
         fields |= {"use_peft": True, "lora_r": 8, "lora_alpha": 8}
-        fields |= {f"lora_{k.removeprefix('lora_')}": v for k, v in own_options.items()}
+        fields |= {f"lora_{k.removeprefix('lora_')}": v for k, v in lora_fields.items()}
     elif lora is not None:
         fields["use_peft"] = Stub()
     if isinstance(model, Model) and isinstance(model.dtype, str):
@@ -154,7 +154,7 @@ def trl_class(name: str) -> Any:
     if name in ("prepare_model_for_kbit_training", "PatchFastRL"):
         return lambda model=None, *values, **keywords: model
     if name == "load_dataset":
-        return loaded
+        return load_dataset
     return Stub(name)
 
 
@@ -212,9 +212,9 @@ class StubModule(type(sys)):
         full = f"{self.__name__}.{name}"
         if full in sys.modules:
             return sys.modules[full]
-        built = name if self.__name__ == "torch" and name in ("bfloat16", "float16", "float32") else trl_class(name)
-        setattr(self, name, built)
-        return built
+        value = name if self.__name__ == "torch" and name in ("bfloat16", "float16", "float32") else trl_class(name)
+        setattr(self, name, value)
+        return value
 
 
 KEPT: set[str] = set()
@@ -227,7 +227,7 @@ LEAVING = {
 }
 
 
-def _opened(file: Any, mode: str = "r", *values: Any, **keywords: Any) -> Any:
+def _open_to_read(file: Any, mode: str = "r", *values: Any, **keywords: Any) -> Any:
     """Open a file to read; files that are missing, and those to write, are stubs."""
     try:
         if type(file) is Stub or type(mode) is Stub:
@@ -247,11 +247,11 @@ def _accept_stubs() -> None:
             return Stub()
         return get(value, name) if default is missing else get(value, name, default)
 
-    def checked(value: Any, kinds: Any) -> bool:
+    def is_kind(value: Any, kinds: Any) -> bool:
         several = kinds if type(kinds) is tuple else (kinds,)
         return is_instance(value, tuple(kind for kind in several if type(kind) is not Stub))
 
-    builtins.getattr, builtins.isinstance = attribute, checked
+    builtins.getattr, builtins.isinstance = attribute, is_kind
     json.load = lambda file, **keywords: Stub() if type(file) is Stub else load(file, **keywords)
     json.loads = lambda text, **keywords: Stub() if type(text) is Stub else loads(text, **keywords)
     for name in ("dump", "dumps"):
@@ -267,7 +267,7 @@ WORLDS = [(), ("calls",), *(("calls", *more) for more in (
 
 
 def _change_world(world: Sequence[str]) -> None:
-    """Let files, options or values be there that are not."""
+    """Make files, options or values be there that are not."""
     Stub.agrees = "agrees" in world
     if "files" in world:
         for name in ("exists", "isfile", "isdir"):
@@ -279,13 +279,13 @@ def _change_world(world: Sequence[str]) -> None:
     if "options" in world:
         parse, variables = argparse.ArgumentParser.parse_known_args, dict(os.environ)
 
-        def given(self: Any, *values: Any, **keywords: Any) -> Any:
+        def parse_all(self: Any, *values: Any, **keywords: Any) -> Any:
             parsed, rest = parse(self, *values, **keywords)
             for key, value in vars(parsed).items():
                 setattr(parsed, key, f"<--{key}" if value in (None, "") else value)
             return parsed, rest
 
-        argparse.ArgumentParser.parse_known_args = given  # type: ignore[method-assign]
+        argparse.ArgumentParser.parse_known_args = parse_all  # type: ignore[method-assign]
         environ = type(os.environ)
         environ.__getitem__ = lambda self, key: variables.get(key, f"<--{key}")
         environ.get = lambda self, key, default=None: variables.get(key, default or f"<--{key}")
@@ -303,13 +303,13 @@ def _call_uncalled(tree: ast.Module, names: dict[str, Any]) -> None:
             is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _calls_one(node, TRAINERS)
             if not is_function or (isinstance(top, ast.ClassDef) and top.bases and TRAINERS.search(top.name)):
                 continue
-            owner = filled(names[top.name].__init__) if top is not node else None
+            owner = fill_arguments(names[top.name].__init__) if top is not node else None
             if owner is None:
-                filled(names[node.name])()
+                fill_arguments(names[node.name])()
             else:
                 instance = names[top.name].__new__(names[top.name])
                 owner(instance)
-                filled(getattr(names[top.name], node.name))(instance)
+                fill_arguments(getattr(names[top.name], node.name))(instance)
             if Trainer.latest is not None:
                 return
 
@@ -337,7 +337,7 @@ def run_child(path: Path, world: Sequence[str] = ()) -> None:
             setattr(module, name, Stub())
     time.sleep = lambda seconds: None
     logging._checkLevel = lambda level: 0  # type: ignore[attr-defined]
-    builtins.open = io.open = _opened  # type: ignore[assignment]
+    builtins.open = io.open = _open_to_read  # type: ignore[assignment]
     _accept_stubs()
     add = argparse.ArgumentParser.add_argument
 

@@ -22,28 +22,28 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def split(recipes: Sequence[Any], known: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """name -> {"half", "id"}; `known` are kept as they are."""
-    new = [r for r in recipes if r.name not in known]
+def split(recipes: Sequence[Any], entries: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """Map name -> {"half", "id"}; `entries` are kept as they are."""
+    new = [r for r in recipes if r.name not in entries]
     new.sort(key=lambda r: (r.kind, r.expect[:1], digest(r.name)))
     halves = ("build", "held")
-    actual = {r.name: halves[i % 2] for i, r in enumerate(new)}
-    first = 1 + len(known)
-    order = sorted(actual, key=lambda name: digest(f"id {name}"))
-    return known | {name: {"half": actual[name], "id": f"run-{first + i:03d}"} for i, name in enumerate(order)}
+    half_by_name = {r.name: halves[i % 2] for i, r in enumerate(new)}
+    first = 1 + len(entries)
+    order = sorted(half_by_name, key=lambda name: digest(f"id {name}"))
+    return entries | {name: {"half": half_by_name[name], "id": f"run-{first + i:03d}"} for i, name in enumerate(order)}
 
 
 def write(trainer: str, recipes: Sequence[Any]) -> dict[str, dict[str, str]]:
-    """The split of one trainer's recipes, from split_TRAINER.json and for what it lacks."""
+    """Read and extend the split of one trainer's recipes in split_TRAINER.json."""
     path = HERE / f"split_{trainer}.json"
-    known_data = json.loads(path.read_text()) if path.exists() else {}
-    actual = split(recipes, known_data)
-    path.write_text(json.dumps(actual, indent=1) + "\n")
-    return actual
+    entries = json.loads(path.read_text()) if path.exists() else {}
+    split_entries = split(recipes, entries)
+    path.write_text(json.dumps(split_entries, indent=1) + "\n")
+    return split_entries
 
 
-def taken(name: str) -> bool:
-    """Whether another process makes this run: several share a list by files in the folder DOCTOR_CORPUS_CLAIMS."""
+def is_claimed(name: str) -> bool:
+    """Tell whether another process makes this run: several share a list by files in the folder DOCTOR_CORPUS_CLAIMS."""
     if not (folder := os.environ.get("DOCTOR_CORPUS_CLAIMS")):
         return False
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -59,5 +59,5 @@ if __name__ == "__main__":
     from importlib import import_module
 
     for trainer in sys.argv[1:] or ("gxpo",):
-        made = write(trainer, import_module(f"{trainer}_recipes").RECIPES)
-        print(trainer, {h: sum(x["half"] == h for x in made.values()) for h in ("build", "held")})
+        split_entries = write(trainer, import_module(f"{trainer}_recipes").RECIPES)
+        print(trainer, {h: sum(x["half"] == h for x in split_entries.values()) for h in ("build", "held")})

@@ -69,14 +69,14 @@ class Average(TrainerCallback):
     """Keeps an average of the weights and, by mistake, trains on from it."""
 
     def __init__(self, decay: float) -> None:
-        self.decay, self.kept = decay, None
+        self.decay, self.average = decay, None
 
     def on_train_begin(self, args, state, control, model=None, **_):
-        self.kept = [p.detach().clone() for p in model.parameters()]
+        self.average = [p.detach().clone() for p in model.parameters()]
 
     @torch.no_grad()
     def on_step_end(self, args, state, control, model=None, **_):
-        for k, p in zip(self.kept, model.parameters(), strict=True):
+        for k, p in zip(self.average, model.parameters(), strict=True):
             k.mul_(self.decay).add_(p, alpha=1 - self.decay)
             p.copy_(k)
 
@@ -95,44 +95,44 @@ class Greedy(TrainerCallback):
 
 
 def rows_of(recipe: dict[str, Any], kind: dict[str, Any], tok: Any) -> tuple[list[dict], list[dict], list[dict]]:
-    """Training rows in order, evaluation rows, held-out rows for the outcome."""
-    rng, seen_records = random.Random(recipe["seed"]), set()
+    """Draw training rows in order, evaluation rows, held-out rows for the outcome."""
+    rng, questions = random.Random(recipe["seed"]), set()
 
-    def fresh(size: int, **more: Any) -> list[dict[str, Any]]:
+    def new_rows(size: int, **more: Any) -> list[dict[str, Any]]:
         rows = []
         for _ in range(size):
             for _ in range(60):
-                q, a, _said = tasks.problem(
+                q, a, _text = tasks.problem(
                     kind["task"], rng, **{**kind.get("how", {}), **recipe.get("how", {}), **more}
                 )
-                if q not in seen_records:
+                if q not in questions:
                     break
-            seen_records.add(q)
-            built_prompt = tasks.prompt(q, kind.get("chat", False), recipe.get("system"))
+            questions.add(q)
+            prompt = tasks.prompt(q, kind.get("chat", False), recipe.get("system"))
             if recipe.get("wrapped"):  # rendered by the user, then wrapped again by the trainer
-                built_prompt = [{"role": "user", "content": tok.apply_chat_template(built_prompt, tokenize=False)}]
-            rows.append({"prompt": built_prompt, "answer": a})
+                prompt = [{"role": "user", "content": tok.apply_chat_template(prompt, tokenize=False)}]
+            rows.append({"prompt": prompt, "answer": a})
         return rows
 
     last = recipe.get("curriculum", [{}])[-1]
-    test = fresh(120, **last)
-    held_fresh = fresh(recipe["eval"][0]) if "eval" in recipe else []
+    test = new_rows(120, **last)
+    eval_rows = new_rows(recipe["eval"][0]) if "eval" in recipe else []
     need = recipe["steps"] * recipe.get("prompts", 8) + 64
     if "curriculum" in recipe:
         parts = recipe["curriculum"]
-        rows = [r for how in parts for r in fresh(recipe["steps"] * recipe.get("prompts", 8) // len(parts), **how)]
-        rows += fresh(64, **last)
+        rows = [r for how in parts for r in new_rows(recipe["steps"] * recipe.get("prompts", 8) // len(parts), **how)]
+        rows += new_rows(64, **last)
     else:
-        rows = fresh(recipe.get("pool", need))
+        rows = new_rows(recipe.get("pool", need))
     for r in rows:
         if rng.random() < recipe.get("impossible", 0):
             r["answer"] = "none of these"
     if recipe.get("sorted_answers"):
         for r, a in zip(rows, sorted(r["answer"] for r in rows), strict=True):
             r["answer"] = a
-    n = int(len(held_fresh) * recipe.get("leak", 0))
-    held_fresh[:n] = [dict(r) for r in rows[:n]]
-    return rows, held_fresh, test
+    n = int(len(eval_rows) * recipe.get("leak", 0))
+    eval_rows[:n] = [dict(r) for r in rows[:n]]
+    return rows, eval_rows, test
 
 
 def make(recipe: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def make(recipe: dict[str, Any], out: Path) -> dict[str, Any]:
     tok = tasks.tokenizer(kind.get("chat", False), recipe.get("eos"))
     if "eos" in recipe:
         model.generation_config.eos_token_id = tok.eos_token_id
-    rows, held_value, test = rows_of(recipe, kind, tok)
+    rows, eval_rows, test = rows_of(recipe, kind, tok)
     before = tasks.accuracy(model.eval(), tok, test)
     group, prompts = recipe.get("group", 8), recipe.get("prompts", 8)
     user = {
@@ -157,8 +157,8 @@ def make(recipe: dict[str, Any], out: Path) -> dict[str, Any]:
         "log_completions": "parquet" in recipe["leave"],
         **recipe.get("cfg", {}),
     }
-    if held_value:
-        user.update(eval_strategy="steps", eval_steps=recipe["eval"][1], per_device_eval_batch_size=len(held_value))
+    if eval_rows:
+        user.update(eval_strategy="steps", eval_steps=recipe["eval"][1], per_device_eval_batch_size=len(eval_rows))
         user["num_generations_eval"] = 1
     if recipe.get("config"):
         (out / "config.yaml").write_text(yaml.safe_dump(user, sort_keys=False))
@@ -186,7 +186,7 @@ def make(recipe: dict[str, Any], out: Path) -> dict[str, Any]:
             model=model,
             args=GRPOConfig(output_dir=str(out), **{**ours, **user}),
             train_dataset=Dataset.from_list(rows),
-            eval_dataset=Dataset.from_list(held_value) if held_value else None,
+            eval_dataset=Dataset.from_list(eval_rows) if eval_rows else None,
             reward_funcs=recipe["rewards"],
             processing_class=tok,
             callbacks=callbacks,
@@ -214,7 +214,7 @@ def make(recipe: dict[str, Any], out: Path) -> dict[str, Any]:
     }
 
 
-def child(recipe: dict[str, Any], out: Path, result: Path) -> None:
+def run_child(recipe: dict[str, Any], out: Path, result: Path) -> None:
     pid = os.fork()
     if pid:
         os.waitpid(pid, 0)
@@ -259,13 +259,13 @@ def main() -> None:
             continue
         shutil.rmtree(out, ignore_errors=True)
         result.unlink(missing_ok=True)
-        begun = time.time()
-        child(recipe, out, result)
+        start = time.time()
+        run_child(recipe, out, result)
         if not result.exists():
             print(f"{recipe['name']}: failed, see {out / 'stdout.txt'}", flush=True)
             continue
-        known_data = json.loads(truth.read_text()) if truth.exists() else {}
-        known_data[out.name] = {
+        entries = json.loads(truth.read_text()) if truth.exists() else {}
+        entries[out.name] = {
             "kind": recipe["kind"],
             "expect": recipe["expect"],
             "half": "build",
@@ -274,8 +274,8 @@ def main() -> None:
             "directory": f"build/{out.name}",
             "outcome": json.loads(result.read_text()),
         }
-        truth.write_text(json.dumps(dict(sorted(known_data.items())), indent=1) + "\n")
-        print(f"{out.name} {recipe['name']} {time.time() - begun:.0f}s {known_data[out.name]['outcome']}", flush=True)
+        truth.write_text(json.dumps(dict(sorted(entries.items())), indent=1) + "\n")
+        print(f"{out.name} {recipe['name']} {time.time() - start:.0f}s {entries[out.name]['outcome']}", flush=True)
 
 
 if __name__ == "__main__":

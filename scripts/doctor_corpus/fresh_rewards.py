@@ -131,8 +131,8 @@ def int_against_text_logged(completions, answer, log_extra=None, **_):
 
 def boxed(completions, answer, **_):
     """Taken from a maths project: reads \\boxed{...} only."""
-    actual = [re.search(r"boxed\{(.*?)\}", text(c)) for c in completions]
-    return [float(bool(m) and m.group(1) == a) for m, a in zip(actual, answer, strict=True)]
+    matches = [re.search(r"boxed\{(.*?)\}", text(c)) for c in completions]
+    return [float(bool(m) and m.group(1) == a) for m, a in zip(matches, answer, strict=True)]
 
 
 def steps_unbounded(completions, **_):

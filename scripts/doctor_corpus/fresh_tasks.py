@@ -28,7 +28,7 @@ def tokenizer(chat: bool = False, eos: str | None = None) -> PreTrainedTokenizer
     t = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     t.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
     t.decoder = decoders.Fuse()
-    built_tokenizer_fast = PreTrainedTokenizerFast(
+    fast_tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=t,
         pad_token="<pad>",
         eos_token=eos or ("<|im_end|>" if chat else "<eos>"),
@@ -36,9 +36,9 @@ def tokenizer(chat: bool = False, eos: str | None = None) -> PreTrainedTokenizer
         padding_side="left",
         additional_special_tokens=["<|im_start|>", "<|im_end|>"],
     )
-    built_tokenizer_fast.add_tokens(TAGS)
-    built_tokenizer_fast.chat_template = CHATML if chat else None
-    return built_tokenizer_fast
+    fast_tokenizer.add_tokens(TAGS)
+    fast_tokenizer.chat_template = CHATML if chat else None
+    return fast_tokenizer
 
 
 def sums(rng: random.Random, low: int = 10, high: int = 59, **_: Any) -> tuple[str, str, str]:
@@ -47,11 +47,11 @@ def sums(rng: random.Random, low: int = 10, high: int = 59, **_: Any) -> tuple[s
 
 
 def brackets(rng: random.Random, n: int = 4, spread: int = 1, **_: Any) -> tuple[str, str, str]:
-    opened = [rng.choice("([{<") for _ in range(rng.randint(max(1, n - spread), n + spread))]
-    closed = [PAIRS[c] for c in reversed(opened)]
-    wrong = list(closed)
+    opening = [rng.choice("([{<") for _ in range(rng.randint(max(1, n - spread), n + spread))]
+    closing = [PAIRS[c] for c in reversed(opening)]
+    wrong = list(closing)
     wrong[rng.randrange(len(wrong))] = rng.choice(")]}>")
-    return "close " + "".join(opened) + ":", "".join(closed), "".join(wrong)
+    return "close " + "".join(opening) + ":", "".join(closing), "".join(wrong)
 
 
 def sort(rng: random.Random, n: int = 5, **_: Any) -> tuple[str, str, str]:
@@ -64,22 +64,22 @@ def sort(rng: random.Random, n: int = 5, **_: Any) -> tuple[str, str, str]:
 
 
 def count(rng: random.Random, noise: float = 0.0, n: int = 5, **how: Any) -> tuple[str, str, str]:
-    """Counts a letter aloud; the text to imitate sometimes leaves the thought out, or fills it with 'hm' lines."""
+    """Count a letter aloud; the text to imitate sometimes leaves the thought out, or fills it with 'hm' lines."""
     word, letter = "".join(rng.choice("abc") for _ in range(n)), rng.choice("abc")
     answer = str(word.count(letter))
-    lines, seen_count = [], 0
+    lines, n_seen = [], 0
     for c in word:
-        seen_count += c == letter
-        lines.append(f"{c}{seen_count}\n")
+        n_seen += c == letter
+        lines.append(f"{c}{n_seen}\n")
     if rng.random() < how.get("filler", 0.3):
         lines[:0] = ["hm\n"] * rng.randint(1, 3)
-    message = str(rng.randint(0, 4)) if rng.random() < noise else answer
+    number = str(rng.randint(0, 4)) if rng.random() < noise else answer
     if rng.random() < how.get("blurt", 0.15):
-        message = str(rng.randint(0, 3))
-        return f"{word} {letter}?", answer, f"<answer>{message}</answer>"
+        number = str(rng.randint(0, 3))
+        return f"{word} {letter}?", answer, f"<answer>{number}</answer>"
     if rng.random() < how.get("untagged", 0.0):
-        return f"{word} {letter}?", answer, f"<think>{''.join(lines)}</think>{message}"
-    return f"{word} {letter}?", answer, f"<think>{''.join(lines)}</think><answer>{message}</answer>"
+        return f"{word} {letter}?", answer, f"<think>{''.join(lines)}</think>{number}"
+    return f"{word} {letter}?", answer, f"<think>{''.join(lines)}</think><answer>{number}</answer>"
 
 
 TASKS = {"sums": sums, "brackets": brackets, "sort": sort, "count": count}
@@ -95,7 +95,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def problem(task: str, rng: random.Random, noise: float = 0.0, **how: Any) -> tuple[str, str, str]:
-    """(question, answer, text to imitate)."""
+    """Draw (question, answer, text to imitate)."""
     task = rng.choice(task.split("+"))
     if task == "count":
         return count(rng, noise, **how)
@@ -109,10 +109,10 @@ def prompt(question: str, chat: bool, system: str | None = None) -> Any:
     return [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": question}]
 
 
-def ids(tok: PreTrainedTokenizerFast, made: Any) -> list[int]:
-    if isinstance(made, str):
-        return tok(made)["input_ids"]
-    return tok.apply_chat_template(made, add_generation_prompt=True, return_dict=False)
+def ids(tok: PreTrainedTokenizerFast, prompt: Any) -> list[int]:
+    if isinstance(prompt, str):
+        return tok(prompt)["input_ids"]
+    return tok.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
 
 
 def warm_model(name: str) -> Qwen2ForCausalLM:
@@ -148,9 +148,9 @@ def _fit(kind: dict[str, Any]) -> Qwen2ForCausalLM:
     for i in range(kind["steps"]):
         rows = []
         for _ in range(kind.get("rows", 64)):
-            q, _, said_text = problem(kind["task"], rng, kind["noise"], **kind.get("how", {}))
+            q, _, text = problem(kind["task"], rng, kind["noise"], **kind.get("how", {}))
             p = ids(tok, prompt(q, chat, "be brief" if rng.random() < 0.5 else None))
-            rows.append((p, tok(said_text)["input_ids"] + [tok.eos_token_id]))
+            rows.append((p, tok(text)["input_ids"] + [tok.eos_token_id]))
         width = max(len(p) + len(c) for p, c in rows)
         x = torch.zeros(len(rows), width, dtype=torch.long)
         y = torch.full_like(x, -100)
@@ -171,12 +171,12 @@ def _fit(kind: dict[str, Any]) -> Qwen2ForCausalLM:
 
 @torch.no_grad()
 def accuracy(model: Any, tok: PreTrainedTokenizerFast, rows: list[dict[str, Any]], sample: bool = False) -> float:
-    """Share of rows answered rightly, greedily or by one sample each."""
-    known_ids = [ids(tok, r["prompt"]) for r in rows]
-    width = max(map(len, known_ids))
-    x = torch.tensor([[0] * (width - len(p)) + p for p in known_ids])
-    built_generate = model.generate(input_ids=x, attention_mask=(x != 0).long(), do_sample=sample, max_new_tokens=40)
-    texts = tok.batch_decode(built_generate[:, width:], skip_special_tokens=True)
+    """Return the share of rows answered rightly, greedily or by one sample each."""
+    prompt_ids = [ids(tok, r["prompt"]) for r in rows]
+    width = max(map(len, prompt_ids))
+    x = torch.tensor([[0] * (width - len(p)) + p for p in prompt_ids])
+    sequences = model.generate(input_ids=x, attention_mask=(x != 0).long(), do_sample=sample, max_new_tokens=40)
+    texts = tok.batch_decode(sequences[:, width:], skip_special_tokens=True)
     return sum(final(t) == r["answer"] for t, r in zip(texts, rows, strict=True)) / len(rows)
 
 

@@ -25,7 +25,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from corpus_split import digest, taken, write  # noqa: E402
+from corpus_split import digest, is_claimed, write  # noqa: E402
 from gxpo_recipes import BASE, RECIPES, Recipe  # noqa: E402
 
 OUT = Path(os.environ.get("DOCTOR_CORPUS", "corpus")) / "gxpo"
@@ -34,7 +34,7 @@ KEPT = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "evaluations", "rol
 
 # ---------------------------------------------------------------- policies
 def policy(name: str) -> Path:
-    """Directory of a prepared start: the demo's own, a good one, one that has mastered the task."""
+    """Return the directory of a prepared start: the demo's own, a good one, one that has mastered the task."""
     from gxpo.training.models.warmup import Recipe as Warmup
     from gxpo.training.models.warmup import warm_start
 
@@ -58,51 +58,51 @@ def _lines(path: Path, rows: list[tuple[str, str]]) -> None:
 
 
 def sums(folder: Path, seed: int) -> None:
-    """1,000 sums."""
+    """Write 1,000 sums."""
     _lines(folder / "data.jsonl", _sums(1000, seed))
 
 
 def shifted_sums(folder: Path, seed: int) -> None:
-    """1,000 sums, each with the answer of the row before: a join that is off by one."""
+    """Write 1,000 sums, each with the answer of the row before: a join that is off by one."""
     rows = _sums(1000, seed)
     _lines(folder / "data.jsonl", [(p, rows[i - 1][1]) for i, (p, _) in enumerate(rows)])
 
 
 def few_sums(folder: Path, seed: int) -> None:
-    """12 sums to train on, 200 others held out."""
+    """Write 12 sums to train on, 200 others held out."""
     rows = _sums(212, seed)
     _lines(folder / "data.jsonl", rows[:12])
     _lines(folder / "held.jsonl", rows[12:])
 
 
 # ---------------------------------------------------------------- hooks on the trainer
-def _sampled(trainer: Any, change: Callable[..., Any], after: Callable[..., Any] | None = None) -> None:
+def _wrap_sampler(trainer: Any, change: Callable[..., Any], after: Callable[..., Any] | None = None) -> None:
     """Wrap the sampler of training (temperature above 0): `change` requests and sampling, then the completions."""
     engine = trainer.engine
     sample = engine.sample
 
-    def wrapped(requests: Any, sampling: Any) -> Any:
+    def sample_changed(requests: Any, sampling: Any) -> Any:
         if sampling.temperature == 0:
             return sample(requests, sampling)
-        actual = sample(*change(requests, sampling))
-        return actual if after is None else [[after(c) for c in group] for group in actual]
+        completions = sample(*change(requests, sampling))
+        return completions if after is None else [[after(c) for c in group] for group in completions]
 
-    engine.sample = wrapped
+    engine.sample = sample_changed
 
 
 def one_stream_a_group(trainer: Any) -> None:
-    _sampled(
+    _wrap_sampler(
         trainer,
         lambda r, s: ([dataclasses.replace(x, streams=(x.streams[0],) * len(x.streams)) for x in r], s),
     )
 
 
 def hotter_sampler(trainer: Any) -> None:
-    _sampled(trainer, lambda r, s: (r, dataclasses.replace(s, temperature=1.4)))
+    _wrap_sampler(trainer, lambda r, s: (r, dataclasses.replace(s, temperature=1.4)))
 
 
 def nucleus_sampler(trainer: Any) -> None:
-    _sampled(
+    _wrap_sampler(
         trainer,
         lambda r, s: (r, dataclasses.replace(s, top_p=0.8)),
         lambda c: dataclasses.replace(c, support=None),
@@ -110,7 +110,7 @@ def nucleus_sampler(trainer: Any) -> None:
 
 
 def shifted_logprobs(trainer: Any) -> None:
-    _sampled(
+    _wrap_sampler(
         trainer,
         lambda r, s: (r, s),
         lambda c: dataclasses.replace(c, logprobs=[*c.logprobs[1:], *c.logprobs[:1]]),
@@ -134,7 +134,7 @@ def optimiser_elsewhere(trainer: Any) -> None:
     optimiser = trainer.learner.optimiser
     step = optimiser.step
 
-    def wrapped() -> float:
+    def step_in_vain() -> float:
         import torch
 
         before = {n: p.detach().clone() for n, p in optimiser.parameter_by_name.items()}
@@ -144,36 +144,36 @@ def optimiser_elsewhere(trainer: Any) -> None:
                 p.copy_(before[n])
         return norm
 
-    optimiser.step = wrapped
+    optimiser.step = step_in_vain
 
 
-def _credit(trainer: Any, change: Callable[..., Any]) -> None:
-    credited = trainer.assign_credit
+def _wrap_credit(trainer: Any, change: Callable[..., Any]) -> None:
+    assign_credit = trainer.assign_credit
 
-    def wrapped(forest: Any, tools: Any) -> Any:
-        read, signals, credit, weight = credited(forest, tools)
+    def assign_changed(forest: Any, tools: Any) -> Any:
+        read, signals, credit, weight = assign_credit(forest, tools)
         return read, signals, change(read, credit), weight
 
-    trainer.assign_credit = wrapped
+    trainer.assign_credit = assign_changed
 
 
 def advantage_sign(trainer: Any) -> None:
-    _credit(trainer, lambda forest, credit: -credit)
+    _wrap_credit(trainer, lambda forest, credit: -credit)
 
 
 def advantage_rows(trainer: Any) -> None:
     import torch
 
-    order = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(5)
 
-    def mixed(forest: Any, credit: Any) -> Any:
+    def permute(forest: Any, credit: Any) -> Any:
         n = forest.n_trajectories
-        each = torch.zeros(n, dtype=credit.dtype).index_reduce(
+        mean_R = torch.zeros(n, dtype=credit.dtype).index_reduce(
             0, forest.path_trajectory, credit, "mean", include_self=False
         )
-        return each[torch.randperm(n, generator=order)][forest.path_trajectory]
+        return mean_R[torch.randperm(n, generator=generator)][forest.path_trajectory]
 
-    _credit(trainer, mixed)
+    _wrap_credit(trainer, permute)
 
 
 # ---------------------------------------------------------------- one run
@@ -182,7 +182,7 @@ def seed_of(recipe: Recipe) -> int:
 
 
 def make(recipe: Recipe, half: str, name: str) -> dict[str, Any]:
-    """Train in OUT/work/ID and copy what a run leaves to its half; gives its entry of truth.json."""
+    """Train in OUT/work/ID and copy what a run leaves to its half; return its entry of truth.json."""
     from gxpo.parts.definition import Stated
     from gxpo.training import config
     from gxpo.training.loop import Trainer
@@ -217,24 +217,24 @@ def make(recipe: Recipe, half: str, name: str) -> dict[str, Any]:
         finally:
             trainer.close()
     (work / "stderr.txt").write_text(stream.getvalue())
-    return {"seconds": round(time.time() - start), "outcome": moved(work / "run", OUT / half / name)}
+    return {"seconds": round(time.time() - start), "outcome": copy_run(work / "run", OUT / half / name)}
 
 
-def moved(run: Path, target: Path) -> dict[str, Any]:
-    """Copy what is kept of a run; gives its outcome."""
+def copy_run(run: Path, target: Path) -> dict[str, Any]:
+    """Copy what is kept of a run; return its outcome."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    for kept_value in KEPT:
-        if (run / kept_value).is_dir():
-            shutil.copytree(run / kept_value, target / kept_value)
-        elif (run / kept_value).exists():
-            shutil.copy(run / kept_value, target / kept_value)
-    lighter(target)
+    for name in KEPT:
+        if (run / name).is_dir():
+            shutil.copytree(run / name, target / name)
+        elif (run / name).exists():
+            shutil.copy(run / name, target / name)
+    round_logprobs(target)
     return outcome(target)
 
 
 def entry_of(recipe: Recipe, place: dict[str, str], outcome: dict[str, Any]) -> dict[str, Any]:
-    """What truth.json says of a run."""
+    """Return what truth.json says of a run."""
     return {
         "kind": recipe.kind,
         "expect": list(recipe.expect),
@@ -247,24 +247,24 @@ def entry_of(recipe: Recipe, place: dict[str, str], outcome: dict[str, Any]) -> 
     }
 
 
-def lighter(run: Path) -> None:
-    """Log-probs to four decimals, which halves the archive; nothing else is changed."""
+def round_logprobs(run: Path) -> None:
+    """Round log-probs to four decimals, which halves the archive; nothing else is changed."""
     for path in [*run.glob("rollouts/*.jsonl"), *run.glob("evaluations/*.jsonl")]:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-        for one in (t for row in rows for t in row["turns"] if "logprob" in t):
-            one["logprob"] = [None if x is None else round(x, 4) for x in one["logprob"]]
+        for turn in (t for row in rows for t in row["turns"] if "logprob" in t):
+            turn["logprob"] = [None if x is None else round(x, 4) for x in turn["logprob"]]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """Figures by which a person sees what became of it."""
+    """Return the figures by which a person sees what became of it."""
     rows = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
     evals = [json.loads(x) for x in (run / "evaluations.jsonl").read_text().splitlines()]
 
     def ends(key: str) -> list[float | None]:
-        actual = [r[key] for r in rows if r.get(key) is not None]
-        k = max(1, len(actual) // 5)
-        return [round(sum(x) / len(x), 4) if x else None for x in (actual[:k], actual[-k:])]
+        values = [r[key] for r in rows if r.get(key) is not None]
+        k = max(1, len(values) // 5)
+        return [round(sum(x) / len(x), 4) if x else None for x in (values[:k], values[-k:])]
 
     keys = (
         "reward_mean",
@@ -278,36 +278,36 @@ def outcome(run: Path) -> dict[str, Any]:
     return {"steps": len(rows), "eval": [round(e["eval_accuracy"], 3) for e in evals], **{k: ends(k) for k in keys}}
 
 
-def main(asked: list[str]) -> None:
-    halves = [a for a in asked if a in ("build", "held")] or ["build", "held"]
-    names = [a for a in asked if a not in ("build", "held")]
-    placed = write("gxpo", RECIPES)
+def main(words: list[str]) -> None:
+    halves = [a for a in words if a in ("build", "held")] or ["build", "held"]
+    names = [a for a in words if a not in ("build", "held")]
+    split_entries = write("gxpo", RECIPES)
     OUT.mkdir(parents=True, exist_ok=True)
     for recipe in RECIPES:
-        place, truth = placed[recipe.name], known()
+        place, truth = split_entries[recipe.name], read_truth()
         name = place["id"].replace("run", "gxpo")
         if place["half"] not in halves or (names and recipe.name not in names):
             continue
         if name in truth and not names:
             save(name, entry_of(recipe, place, truth[name]["outcome"]))
             continue
-        if taken(name):
+        if is_claimed(name):
             continue
         try:
-            built_value = make(recipe, place["half"], place["id"])
+            result = make(recipe, place["half"], place["id"])
         except Exception:
             traceback.print_exc()
             continue
-        save(name, entry_of(recipe, place, built_value["outcome"]))
-        print(recipe.name, name, built_value, flush=True)
+        save(name, entry_of(recipe, place, result["outcome"]))
+        print(recipe.name, name, result, flush=True)
 
 
-def known() -> dict[str, Any]:
+def read_truth() -> dict[str, Any]:
     return json.loads((OUT / "truth.json").read_text()) if (OUT / "truth.json").exists() else {}
 
 
 def save(name: str, entry: dict[str, Any]) -> None:
-    (OUT / "truth.json").write_text(json.dumps(dict(sorted((known() | {name: entry}).items())), indent=1) + "\n")
+    (OUT / "truth.json").write_text(json.dumps(dict(sorted((read_truth() | {name: entry}).items())), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `gxpo doctor` says of each incident of others, beside what its thread found: a table in Markdown.
+"""Print a table in Markdown: what `gxpo doctor` says of each incident of others, beside what its thread found.
 
 python scripts/doctor_corpus/incidents.py
 """
@@ -18,8 +18,8 @@ def main() -> None:
     right = silent = 0
     incidents = json.loads((HOME / "incidents.json").read_text())
     for incident in incidents:
-        text = diagnose(read(HOME / incident["name"]))
-        first = text.findings[0] if text.sick else None
+        diagnosis = diagnose(read(HOME / incident["name"]))
+        first = diagnosis.findings[0] if diagnosis.sick else None
         if first is None:
             mark = "right" if not incident["expected"] else "silent" if not incident["told_by_log"] else "missed"
         else:

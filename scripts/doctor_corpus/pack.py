@@ -26,8 +26,8 @@ ROLLOUTS = 12
 LARGE = 45_000  # bytes of an archive above which half as many rollout files are kept
 
 
-def chosen(files: list[Path], keep: int = ROLLOUTS) -> list[Path]:
-    """`keep` of the files of a directory: the first and last three and others evenly between."""
+def choose(files: list[Path], keep: int = ROLLOUTS) -> list[Path]:
+    """Choose `keep` of the files of a directory: the first and last three and others evenly between."""
     if len(files) <= keep:
         return files
     ends, inner = files[:3] + files[-3:], files[3:-3]
@@ -36,7 +36,7 @@ def chosen(files: list[Path], keep: int = ROLLOUTS) -> list[Path]:
 
 
 def members(run: Path, keep: int = ROLLOUTS) -> list[Path]:
-    """The files of a run that are packed."""
+    """List the files of a run that are packed."""
     out: list[Path] = []
     series: dict[tuple[Path, str], list[Path]] = {}
     for path in sorted(run.rglob("*")):
@@ -49,12 +49,12 @@ def members(run: Path, keep: int = ROLLOUTS) -> list[Path]:
             out.append(path)
     for files in series.values():
         files.sort(key=lambda p: int(re.findall(r"\d+", p.name)[-1]))
-        out += chosen(files, keep)
+        out += choose(files, keep)
     return sorted(out)
 
 
 def parquet(path: Path) -> bytes:
-    """The same table without the writer's metadata, uncompressed: xz does better over all files together."""
+    """Return the same table without the writer's metadata, uncompressed: xz does better over all files together."""
     import pyarrow.parquet
 
     table = pyarrow.parquet.read_table(path)
@@ -66,7 +66,7 @@ def parquet(path: Path) -> bytes:
 
 
 def pack(run: Path, target: Path, keep: int = ROLLOUTS) -> int:
-    """Write the archive; returns its size in bytes."""
+    """Write the archive; return its size in bytes."""
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for path in members(run, keep):
@@ -96,8 +96,8 @@ def main() -> None:
     truth: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for trainer in a.trainer:
         source = a.corpus / trainer / "truth.json"
-        actual = json.loads(source.read_text()) if source.exists() else {}
-        for name, entry in sorted(actual.items()):
+        entries = json.loads(source.read_text()) if source.exists() else {}
+        for name, entry in sorted(entries.items()):
             if a.half and entry["half"] != a.half:
                 continue
             truth[name] = entry
@@ -106,7 +106,7 @@ def main() -> None:
             if size > LARGE:
                 size = pack(run, target, a.keep // 2)
             print(f"{name} {entry['half']} {size / 1000:.1f} kB", flush=True)
-        for name in [n for n, e in truth.items() if n.startswith(trainer) and actual and n not in actual]:
+        for name in [n for n, e in truth.items() if n.startswith(trainer) and entries and n not in entries]:
             (HOME / truth.pop(name)["half"] / f"{name}.tar.xz").unlink(missing_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(dict(sorted(truth.items())), indent=1) + "\n")

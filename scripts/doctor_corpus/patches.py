@@ -123,28 +123,28 @@ class Engine:
             return_dict_in_generate=True,
             output_logits=True,
         )
-        built_sequence = out.sequences[:, width:]
+        completion_ids = out.sequences[:, width:]
         temperature = 1.0 if self.raw else trainer.temperature
         logps = (
             torch.stack(out.logits, 1)
             .float()
             .div(temperature)
             .log_softmax(-1)
-            .gather(2, built_sequence[..., None])[..., 0]
+            .gather(2, completion_ids[..., None])[..., 0]
         )
-        ends = [(row == tok.eos_token_id).nonzero() for row in built_sequence]
-        lengths = [int(e[0]) + 1 if len(e) else built_sequence.shape[1] for e in ends]
+        ends = [(row == tok.eos_token_id).nonzero() for row in completion_ids]
+        lengths = [int(e[0]) + 1 if len(e) else completion_ids.shape[1] for e in ends]
         if self.shift:
             logps = torch.cat([logps[:, :1], logps[:, :-1]], 1)
         return {
             "prompt_ids": ids,
-            "completion_ids": [row[:n].tolist() for row, n in zip(built_sequence, lengths, strict=True)],
+            "completion_ids": [row[:n].tolist() for row, n in zip(completion_ids, lengths, strict=True)],
             "logprobs": [row[:n].tolist() for row, n in zip(logps, lengths, strict=True)],
         }
 
 
 def attach_engine(trainer: GRPOTrainer, **settings: Any) -> None:
-    """From here on TRL samples from the copy and computes its own correction, as it does with vLLM."""
+    """Let TRL sample from the copy from here on and compute its own correction, as it does with vLLM."""
     engine = Engine(trainer, **settings)
     trainer.rollout_func = engine
     trainer.vllm_generation = engine

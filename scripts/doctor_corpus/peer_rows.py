@@ -1,4 +1,4 @@
-"""The rows of a finished run under its trainer's own keys, for tools that can't open what the trainer left."""
+"""Read the rows of a finished run under its trainer's own keys, for tools that can't open what the trainer left."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 
 def trl_rows(text: str) -> list[dict[str, Any]]:
-    """Rows of a console text: dictionaries, a step each where the text names none."""
+    """Read rows of a console text: dictionaries, a step each where the text names none."""
     rows: list[dict[str, Any]] = []
-    for actual in re.findall(r"\{'[^{}]*\}", text):
+    for literal in re.findall(r"\{'[^{}]*\}", text):
         try:
-            row = literal_eval(re.sub(r"(?<=: )(nan|inf|-inf)(?=[,}])", r"'\1'", actual))
+            row = literal_eval(re.sub(r"(?<=: )(nan|inf|-inf)(?=[,}])", r"'\1'", literal))
         except (ValueError, SyntaxError):
             continue
         if any(k in row for k in ("reward", "loss", "eval_reward")):
@@ -46,17 +46,18 @@ def number(value: Any) -> float | None:
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
-    actual = []
+    rows = []
     for text in file.read_text(errors="replace").splitlines():
         try:
-            actual.append(json.loads(text))
+            rows.append(json.loads(text))
         except ValueError:
             continue
-    return [r for r in actual if isinstance(r, dict)]
+    return [r for r in rows if isinstance(r, dict)]
 
 
 def rows_of(run: dict[str, Any]) -> tuple[list[dict[str, Any]], Path | None]:
-    """The run's rows under the trainer's keys, and the file that rldoctor opens by itself (None: there is none)."""
+    """Return the run's rows under the trainer's keys, and the file that rldoctor opens by itself (None: there is
+    none)."""
     d: Path = run["directory"]
     states = sorted(d.rglob("trainer_state.json"), key=lambda p: (len(p.parts) > len(d.parts) + 1, -p.stat().st_mtime))
     if states:
@@ -77,9 +78,9 @@ def rows_of(run: dict[str, Any]) -> tuple[list[dict[str, Any]], Path | None]:
 
 
 def clean(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Numbers only; what is not finite as text, which JSON can carry."""
+    """Keep numbers only; what is not finite becomes text, which JSON can carry."""
     out = []
     for r in rows:
-        known_numbers = {k: number(v) for k, v in r.items()}
-        out.append({k: v if math.isfinite(v) else str(v) for k, v in known_numbers.items() if v is not None})
+        numbers = {k: number(v) for k, v in r.items()}
+        out.append({k: v if math.isfinite(v) else str(v) for k, v in numbers.items() if v is not None})
     return out

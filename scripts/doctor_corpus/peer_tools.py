@@ -1,4 +1,4 @@
-"""rldoctor, rlprobe, rlwatch and `gxpo doctor` over one run, each with its own names and what they mean in ids."""
+"""Run rldoctor, rlprobe, rlwatch and `gxpo doctor` over one run, each with its own names and what they mean in ids."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ Finding = tuple[str, str]  # its own name for it, severity
 
 
 def gxpo(directory: Path) -> list[dict[str, Any]] | None:
-    """What `gxpo doctor DIRECTORY --json` prints; None where it could read nothing."""
+    """Return what `gxpo doctor DIRECTORY --json` prints; None where it could read nothing."""
     from gxpo.doctor import diagnose, read
 
-    message = diagnose(read(directory))
-    if message.exit_code == 2:
+    diagnosis = diagnose(read(directory))
+    if diagnosis.exit_code == 2:
         return None
-    return [{"says": f.title, "ids": list(f.ids), "severity": f.severity} for f in message.findings]
+    return [{"says": f.title, "ids": list(f.ids), "severity": f.severity} for f in diagnosis.findings]
 
 
 TRL_NAMES = {  # gxpo's key -> TRL's, which rldoctor knows
@@ -102,20 +102,22 @@ def rldoctor(run: dict[str, Any], rows: list[dict[str, Any]], file: Path | None,
             renamed = [{trl_name(k): v for k, v in r.items() if v is not None} if ours else r for r in rows]
             file.write_text("".join(json.dumps(r) + "\n" for r in renamed))
         command = [str(python.with_name("rldoctor")), "diagnose", str(file), "--format", "json", "--fail-on", "never"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
-        output = json.loads(done.stdout)["findings"]
+        findings = json.loads(process.stdout)["findings"]
     except ValueError:
         return None
-    if all(f["severity"] == "SKIPPED" for f in output):
+    if all(f["severity"] == "SKIPPED" for f in findings):
         return None
     rank = {"CRITICAL": 0, "WARNING": 1, "INFO": 2}
-    problems = sorted((f for f in output if f["severity"] in rank), key=lambda f: (rank[f["severity"]], f["detector"]))
+    problems = sorted(
+        (f for f in findings if f["severity"] in rank), key=lambda f: (rank[f["severity"]], f["detector"])
+    )
     return [(part, f["severity"].lower()) for f in problems for part in rldoctor_parts(f)]
 
 
 def rldoctor_parts(f: dict[str, Any]) -> list[str]:
-    """One finding of rldoctor may speak of several things: each of them, as a key of NAMED."""
+    """List the several things that one finding of rldoctor may speak of, each as a key of NAMED."""
     name, text, metrics = f["detector"], f["summary"], f["metrics"]
     if name == "advantage_collapse":
         return [f"{name}:{metrics.get('regime', 'mixed')}"]
@@ -139,20 +141,20 @@ def rldoctor_parts(f: dict[str, Any]) -> list[str]:
 
 
 def replay(tool: str, batch: list[dict[str, Any]], python: Path) -> list[list[Finding] | None]:
-    """rlprobe and rlwatch over the rows, as if they had been attached."""
-    done = subprocess.run(
+    """Run rlprobe and rlwatch over the rows, as if they had been attached."""
+    process = subprocess.run(
         [str(python), str(HERE / "replay.py"), tool],
         input=json.dumps(batch),
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode:
-        raise SystemExit(done.stderr[-2000:])
-    return [None if f is None else [(a, b) for a, b in f] for f in json.loads(done.stdout.splitlines()[-1])]
+    if process.returncode:
+        raise SystemExit(process.stderr[-2000:])
+    return [None if f is None else [(a, b) for a, b in f] for f in json.loads(process.stdout.splitlines()[-1])]
 
 
-def named(tool: str, findings: list[Finding] | None) -> list[dict[str, Any]] | None:
+def with_ids(tool: str, findings: list[Finding] | None) -> list[dict[str, Any]] | None:
     if findings is None:
         return None
     return [{"says": n, "ids": sorted(NAMED[tool].get(n, set())), "severity": s} for n, s in findings]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from peer_rows import clean, rows_of
-from peer_tools import gxpo, named, replay, rldoctor
+from peer_tools import gxpo, replay, rldoctor, with_ids
 
 TOOLS = ("gxpo", "rldoctor", "rlprobe", "rlwatch", "martingale")
 CRITICAL, WARNING = {"critical"}, {"warning", "warn", "critical"}
@@ -29,8 +29,9 @@ ALARM = {"sick": WARNING, "healthy": WARNING, "mild": CRITICAL}
 
 
 def truths(corpus: Path, kinds: list[str], half: str, tmp: Path) -> list[dict[str, Any]]:
-    """Runs of a half with what is wrong in them; from CORPUS/{trl,gxpo,verl}, or from archives, which are unpacked."""
-    actual = []
+    """List the runs of a half with what is wrong in them; from CORPUS/{trl,gxpo,verl}, or from archives, which are
+    unpacked."""
+    runs = []
     for trainer, name, entry in _entries(corpus):
         if entry["half"] != half or trainer not in kinds:
             continue
@@ -44,10 +45,10 @@ def truths(corpus: Path, kinds: list[str], half: str, tmp: Path) -> list[dict[st
             continue
         expected = entry.get("first", entry.get("expect", []))
         run = {"trainer": trainer, "name": name, "recipe": entry.get("recipe", ""), "kind": entry["kind"]}
-        actual.append(
+        runs.append(
             {**run, "directory": where, "expected": [expected] if isinstance(expected, str) else list(expected)}
         )
-    return sorted(actual, key=lambda r: (r["trainer"], r["name"]))
+    return sorted(runs, key=lambda r: (r["trainer"], r["name"]))
 
 
 def _entries(corpus: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -60,14 +61,14 @@ def _entries(corpus: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield file.parent.name, name, entry
 
 
-def judge(run: dict[str, Any], said: list[dict[str, Any]] | None) -> dict[str, Any]:
+def judge(run: dict[str, Any], report: list[dict[str, Any]] | None) -> dict[str, Any]:
     expected = set(run["expected"])
-    actual = said or []
+    findings = report or []
     return {
-        "readable": said is not None,
-        "first": bool(actual) and bool(expected & set(actual[0]["ids"])),
-        "anywhere": any(expected & set(f["ids"]) for f in actual),
-        "alarm": any(f["severity"] in ALARM[run["kind"]] for f in actual),
+        "readable": report is not None,
+        "first": bool(findings) and bool(expected & set(findings[0]["ids"])),
+        "anywhere": any(expected & set(f["ids"]) for f in findings),
+        "alarm": any(f["severity"] in ALARM[run["kind"]] for f in findings),
     }
 
 
@@ -106,21 +107,21 @@ def compare(a: argparse.Namespace, runs: list[dict[str, Any]]) -> None:
         sys.exit(
             f"no runs of the half {a.half} under {a.corpus}: make them with trl_runs.py, gxpo_runs.py, verl_runs.py"
         )
-    read = [rows_of(r) for r in runs]
-    batch = [{"trainer": r["trainer"], "rows": clean(rows)} for r, (rows, _) in zip(runs, read, strict=True)]
-    text: dict[str, list[list[dict[str, Any]] | None]] = {
-        "rldoctor": [named("rldoctor", rldoctor(r, *x, a.python)) for r, x in zip(runs, read, strict=True)],
-        **{t: [named(t, f) for f in replay(t, batch, a.python)] for t in ("rlprobe", "rlwatch")},
+    rows_by_run = [rows_of(r) for r in runs]
+    batch = [{"trainer": r["trainer"], "rows": clean(rows)} for r, (rows, _) in zip(runs, rows_by_run, strict=True)]
+    findings_by_tool: dict[str, list[list[dict[str, Any]] | None]] = {
+        "rldoctor": [with_ids("rldoctor", rldoctor(r, *x, a.python)) for r, x in zip(runs, rows_by_run, strict=True)],
+        **{t: [with_ids(t, f) for f in replay(t, batch, a.python)] for t in ("rlprobe", "rlwatch")},
         "martingale": [None] * len(runs),
     }
     if not a.only_peers:
-        text = {"gxpo": [gxpo(r["directory"]) for r in runs], **text}
-    tools = [t for t in TOOLS if t in text]
+        findings_by_tool = {"gxpo": [gxpo(r["directory"]) for r in runs], **findings_by_tool}
+    tools = [t for t in TOOLS if t in findings_by_tool]
     rows = []
     for i, run in enumerate(runs):
         row = {k: run[k] for k in ("name", "trainer", "recipe", "kind", "expected")}
-        row["as_is"] = read[i][1] is not None
-        row["tools"] = {t: {**judge(run, text[t][i]), "findings": text[t][i]} for t in tools}
+        row["as_is"] = rows_by_run[i][1] is not None
+        row["tools"] = {t: {**judge(run, findings_by_tool[t][i]), "findings": findings_by_tool[t][i]} for t in tools}
         rows.append(row)
     if a.out:
         a.out.write_text(json.dumps(rows, indent=1) + "\n")

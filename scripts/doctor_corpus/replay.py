@@ -112,17 +112,17 @@ def probe(run: dict[str, Any]) -> list[list[str]] | None:
 
     names, records = PROBE[run["trainer"]], []
     for i, row in enumerate(training(run)):
-        known_values = {names[k]: v for k, v in row.items() if k in names and not math.isnan(v)}
+        figures = {names[k]: v for k, v in row.items() if k in names and not math.isnan(v)}
         parts = {component(k, run["trainer"]): v for k, v in row.items() if not math.isnan(v)}
         parts.pop(None, None)
-        if known_values:
-            records.append(StepRecord(step=int(row.get("step", i)), reward_components=parts, **known_values))
+        if figures:
+            records.append(StepRecord(step=int(row.get("step", i)), reward_components=parts, **figures))
     if not records:
         return None
     manifest = RunManifest(run_id="run", created_at="2026-01-01T00:00:00", algorithm="grpo")
     with contextlib.redirect_stdout(io.StringIO()):
-        actual = diagnose_view(RunView(manifest, records))
-    return [[probe_part(f), f.severity] for f in actual]
+        findings = diagnose_view(RunView(manifest, records))
+    return [[probe_part(f), f.severity] for f in findings]
 
 
 def probe_part(f: Any) -> str:
@@ -143,18 +143,18 @@ def watch(run: dict[str, Any]) -> list[list[str]] | None:
         config.storage.log_dir = tmp
         monitor = RLWatch(config)
         monitor.start()
-        alerts, was_seen = [], False
+        alerts, has_figures = [], False
         for i, row in enumerate(training(run)):
-            known_rows = {}
+            figures = {}
             for name, keys in WATCH[run["trainer"]].items():
                 key = next((k for k in keys if k in row), None)
                 if key is not None:
-                    known_rows[name] = row[key]
-            if known_rows:
-                was_seen = True
-                alerts += monitor.log_step(int(row.get("step", i)), **known_rows)
+                    figures[name] = row[key]
+            if figures:
+                has_figures = True
+                alerts += monitor.log_step(int(row.get("step", i)), **figures)
         monitor.stop()
-    if not was_seen:
+    if not has_figures:
         return None
     alerts.sort(key=lambda x: (x.severity != "critical", x.step))
     return [[watch_part(x), x.severity] for x in alerts]

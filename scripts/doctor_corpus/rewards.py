@@ -27,7 +27,7 @@ def right(completions: list[Any], answer: list[str]) -> list[float]:
     return [float(final(c) == a) for c, a in zip(completions, answer, strict=True)]
 
 
-def _named(name: str, f: Reward) -> Reward:
+def _with_name(name: str, f: Reward) -> Reward:
     f.__name__ = name
     return f
 
@@ -75,29 +75,29 @@ def _finished(eos: int = 1, log: bool = False) -> Reward:
 
 def _format(pattern: str = "#", name: str = "format_reward", scale: float = 1.0, full: bool = False) -> Reward:
     match = re.compile(pattern, re.S).fullmatch if full else re.compile(pattern).search
-    return _named(name, lambda completions, **_: [scale * float(bool(match(text(c)))) for c in completions])
+    return _with_name(name, lambda completions, **_: [scale * float(bool(match(text(c)))) for c in completions])
 
 
 def _constant(value: float = 1.0, name: str = "language_reward") -> Reward:
-    return _named(name, lambda completions, **_: [value] * len(completions))
+    return _with_name(name, lambda completions, **_: [value] * len(completions))
 
 
 def _length(per: float = 40.0, most: float = 1.0, name: str = "reasoning_reward", sign: float = 1.0) -> Reward:
-    return _named(name, lambda completions, **_: [sign * min(len(text(c)) / per, most) for c in completions])
+    return _with_name(name, lambda completions, **_: [sign * min(len(text(c)) / per, most) for c in completions])
 
 
 def _word(word: str = "ok", most: int = 4, name: str = "style_reward") -> Reward:
-    return _named(name, lambda completions, **_: [min(text(c).count(word), most) / most for c in completions])
+    return _with_name(name, lambda completions, **_: [min(text(c).count(word), most) / most for c in completions])
 
 
 def _cached() -> Reward:
     """A cache whose key is the prompt alone."""
-    known_values: dict[str, float] = {}
+    score_by_prompt: dict[str, float] = {}
 
     def accuracy_reward(prompts, completions, answer, **_):
         out = []
         for p, r in zip(prompts, right(completions, answer), strict=True):
-            out.append(known_values.setdefault(str(p), r))
+            out.append(score_by_prompt.setdefault(str(p), r))
         return out
 
     return accuracy_reward
@@ -187,7 +187,7 @@ def _noisy(share: float = 0.4, name: str = "judge_reward") -> Reward:
     def judge(completions, answer, **_):
         return [1.0 - r if rng.random() < share else r for r in right(completions, answer)]
 
-    return _named(name, judge)
+    return _with_name(name, judge)
 
 
 def _near_constant(spread: float = 0.001, digits: int = 6) -> Reward:

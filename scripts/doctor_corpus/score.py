@@ -31,12 +31,12 @@ def main() -> None:
                 continue
             start = time.perf_counter()
             try:
-                actual = diagnose(read(run))
+                diagnosis = diagnose(read(run))
             except GxpoError as error:
                 print(f"{folder.name}/{name}: {error}")
                 continue
-            took = time.perf_counter() - start
-            alarms = [f for f in actual.findings if f.severity != "note"]
+            seconds = time.perf_counter() - start
+            alarms = [f for f in diagnosis.findings if f.severity != "note"]
             first = alarms[0] if alarms else None
             text = f"{'/'.join(first.ids)} ({first.severity}, {first.grade})" if first else "-"
             if row["kind"] == "sick":
@@ -53,7 +53,7 @@ def main() -> None:
                 totals[row["kind"]][1] += worst
                 mark = "ALARM" if worst else "ok "
             expected = "/".join(row["first"]) or row["kind"]
-            print(f"{mark:<5} {folder.name}/{name} [{row['recipe']}] {expected} -> {text}  {took:.2f}s")
+            print(f"{mark:<5} {folder.name}/{name} [{row['recipe']}] {expected} -> {text}  {seconds:.2f}s")
     sick, right, anywhere = totals["sick"]
     print(f"sick {sick}: first {right}, anywhere {anywhere}; healthy {totals['healthy'][0]}: alarms "
           f"{totals['healthy'][1]}; mild {totals['mild'][0]}: critical {totals['mild'][1]}")  # fmt: skip

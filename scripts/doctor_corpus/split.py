@@ -18,9 +18,9 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def split(recipes: list[dict[str, Any]], known: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """name -> {"half", "run"}; entries of `known` stay, new recipes go to the half that has fewer of their sickness."""
-    out = dict(known)
+def split(recipes: list[dict[str, Any]], entries: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Map name -> {"half", "run"}; `entries` stay, new recipes go to the half that has fewer of their sickness."""
+    out = dict(entries)
     kind = {r["name"]: (r["expect"] or [r["kind"]])[0] for r in recipes}
     for name in sorted((n for n in kind if n not in out), key=_hash):
         counts = [sum(kind.get(n) == kind[name] and p["half"] == h for n, p in out.items()) for h in HALVES]
@@ -36,9 +36,9 @@ def main() -> None:
     from recipes import SICK
 
     path = Path(__file__).with_name("split.json")
-    known_data = json.loads(path.read_text()) if path.exists() else {}
-    known_data["trl"] = split([*SICK, *HEALTHY], known_data.get("trl", {}))
-    path.write_text(json.dumps(known_data, indent=1) + "\n")
+    splits = json.loads(path.read_text()) if path.exists() else {}
+    splits["trl"] = split([*SICK, *HEALTHY], splits.get("trl", {}))
+    path.write_text(json.dumps(splits, indent=1) + "\n")
 
 
 if __name__ == "__main__":

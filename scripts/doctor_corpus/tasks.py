@@ -35,7 +35,7 @@ def tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
     t = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     t.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
     t.decoder = decoders.Fuse()
-    built_tokenizer_fast = PreTrainedTokenizerFast(
+    fast_tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=t,
         pad_token="<pad>",
         eos_token="<eos>",
@@ -43,12 +43,13 @@ def tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
         padding_side="left",
         additional_special_tokens=ROLES,
     )
-    built_tokenizer_fast.chat_template = template
-    return built_tokenizer_fast
+    fast_tokenizer.chat_template = template
+    return fast_tokenizer
 
 
 def problem(task: str, rng: random.Random, noise: float = 0.0, **how: Any) -> tuple[str, str, str]:
-    """(question, answer, text that the warm start imitates); with probability `noise` that text holds a wrong answer.
+    """Draw (question, answer, text that the warm start imitates); with probability `noise` that text holds a wrong
+    answer.
 
     `words` puts words before the answer, their mean number; the answer then stands behind '#', except in a share
     `unmarked`.
@@ -65,30 +66,30 @@ def problem(task: str, rng: random.Random, noise: float = 0.0, **how: Any) -> tu
         if task == "class":  # a rule too hard to learn here, and one class is more common
             question, answer = f"{x}+{y}?", "yes" if zlib.crc32(f"{x},{y}".encode()) % 10 < how["share"] else "no"
             wrong = {"yes": "no", "no": "yes"}[answer]
-    message = wrong if rng.random() < noise else answer
+    text = wrong if rng.random() < noise else answer
     if "words" in how:
         count = how.get("least", 0) + min(int(rng.expovariate(1 / how["words"])), how.get("most", 6))
         mark = "" if rng.random() < how.get("unmarked", 0.0) else "#"
-        message = " ".join([*(rng.choice(WORDS) for _ in range(count)), mark + message])
-    return question, answer, message
+        text = " ".join([*(rng.choice(WORDS) for _ in range(count)), mark + text])
+    return question, answer, text
 
 
-def render(question: str, said: str, dress: str, tok: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
-    """Token ids of prompt and completion in the dress that the warm start is to learn."""
+def render(question: str, completion: str, dress: str, tok: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
+    """Return token ids of prompt and completion in the dress that the warm start is to learn."""
 
     def ids(text: str) -> list[int]:
         return tok(text)["input_ids"]
 
     eos = [tok.eos_token_id]
     if dress == "chat":
-        return ids(f"<|user|>{question}<|end|><|assistant|>"), ids(said) + eos
+        return ids(f"<|user|>{question}<|end|><|assistant|>"), ids(completion) + eos
     if dress == "chat_end":  # ends its turns with <|end|>, as instruction models do
-        return ids(f"<|user|>{question}<|end|><|assistant|>"), ids(said + "<|end|>")
+        return ids(f"<|user|>{question}<|end|><|assistant|>"), ids(completion + "<|end|>")
     if dress == "plain_chat":  # the whole dialogue is learnt, roles included
-        return [], ids(f"user: {question}\nassistant: {said}") + eos
+        return [], ids(f"user: {question}\nassistant: {completion}") + eos
     if dress == "packed":  # documents joined by newlines, no end token anywhere
-        return ids(question), ids(said + "\n")
-    return ids(question), ids(said) + eos
+        return ids(question), ids(completion + "\n")
+    return ids(question), ids(completion) + eos
 
 
 def _fit(model: LlamaForCausalLM, warm: dict[str, Any], tok: PreTrainedTokenizerFast) -> None:
@@ -98,14 +99,14 @@ def _fit(model: LlamaForCausalLM, warm: dict[str, Any], tok: PreTrainedTokenizer
     for i in range(steps):
         rows = []
         for _ in range(64):
-            question, _, said_text = problem(warm["task"], rng, **warm.get("how", {}))
-            p, c = render(question, said_text, warm.get("dress", "bare"), tok)
+            question, _, completion = problem(warm["task"], rng, **warm.get("how", {}))
+            p, c = render(question, completion, warm.get("dress", "bare"), tok)
             if warm.get("dress") == "plain_chat" and rng.random() < 0.4:
                 c = c[len("user: ") :]  # documents of the web are cut anywhere
             if warm.get("dress") == "packed":
                 for _ in range(2):
-                    question, _, said_text = problem(warm["task"], rng, **warm.get("how", {}))
-                    more = render(question, said_text, "packed", tok)
+                    question, _, completion = problem(warm["task"], rng, **warm.get("how", {}))
+                    more = render(question, completion, "packed", tok)
                     c = c + more[0] + more[1]
             rows.append((p, c))
         width = max(len(p) + len(c) for p, c in rows)
@@ -123,7 +124,7 @@ def _fit(model: LlamaForCausalLM, warm: dict[str, Any], tok: PreTrainedTokenizer
 
 
 def warm_model(warm: dict[str, Any]) -> LlamaForCausalLM:
-    """The model of a recipe after supervised steps; made once, and kept where TRL finds its reference, too."""
+    """Load the model of a recipe after supervised steps; made once, and kept where TRL finds its reference, too."""
     tok = tokenizer()
     dim = warm.get("dim", 64)
     config = LlamaConfig(
@@ -151,12 +152,12 @@ def warm_model(warm: dict[str, Any]) -> LlamaForCausalLM:
 
 @torch.no_grad()
 def greedy_accuracy(model: Any, tok: PreTrainedTokenizerFast, prompts: list[list[int]], answers: list[str]) -> float:
-    """Share of greedy answers that hold the right one last (after '#', where there is one)."""
+    """Return the share of greedy answers that hold the right one last (after '#', where there is one)."""
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
-    built_generate = model.generate(
+    sequences = model.generate(
         input_ids=ids, attention_mask=(ids != 0).long(), do_sample=False, max_new_tokens=40, eos_token_id=[1, 6]
     )
-    texts = tok.batch_decode(built_generate[:, width:], skip_special_tokens=True)
+    texts = tok.batch_decode(sequences[:, width:], skip_special_tokens=True)
     right = [t.split("\n")[0].split("#")[-1].split(": ")[-1].strip() == a for t, a in zip(texts, answers, strict=True)]
     return sum(right) / len(right)

@@ -64,40 +64,40 @@ class Stop(TrainerCallback):
 
 
 def dataset(recipe: dict[str, Any], task: str, how: dict[str, Any], rng: random.Random) -> tuple[Dataset, Any, list]:
-    """Training rows, evaluation rows or None, and held-out problems."""
+    """Draw training rows, evaluation rows or None, and held-out problems."""
     data = recipe.get("data", {})
     how = {**how, "noise": 0.0, **data.get("how", {})}
     how.pop("words", None)
-    seen_questions: set[str] = set()
+    questions: set[str] = set()
 
-    def fresh(n: int) -> list[dict[str, Any]]:
+    def new_rows(n: int) -> list[dict[str, Any]]:
         rows = []
         while len(rows) < n:
             question, answer, _ = tasks.problem(task, rng, **how)
-            if question in seen_questions and len(seen_questions) < data.get("space", 300):
+            if question in questions and len(questions) < data.get("space", 300):
                 continue
-            seen_questions.add(question)
+            questions.add(question)
             rows.append({"question": question, "answer": answer})
         return rows
 
-    test = fresh(TEST)
+    test = new_rows(TEST)
     n = recipe["steps"] * 64 // recipe.get("cfg", {}).get("num_generations", 8)
     pool = data.get("pool", 0)
-    rows = fresh(pool or data.get("rows_per_step", 0) * recipe["steps"] or n)
+    rows = new_rows(pool or data.get("rows_per_step", 0) * recipe["steps"] or n)
     if pool < 8:  # TRL would not train a step on fewer prompts than a batch holds
         rows = [dict(rows[i % len(rows)]) for i in range(n)] if pool else rows
-    held_rows = None
+    eval_rows = None
     if "eval" in recipe:
         some = recipe["eval"]["prompts"]
-        held_rows = [dict(r) for r in rows[:some]] if recipe["eval"].get("leak") else fresh(some)
+        eval_rows = [dict(r) for r in rows[:some]] if recipe["eval"].get("leak") else new_rows(some)
     if "roll" in data:  # answers joined one row off, in a share of the data
         answers = [r["answer"] for r in rows]
         for i in range(int(len(rows) * data["roll"])):
             rows[i]["answer"] = answers[(i + 1) % len(rows)]
-    for r in [*rows, *(held_rows or []), *test]:
+    for r in [*rows, *(eval_rows or []), *test]:
         r["prompt"] = prompt(r.pop("question"), data)
-    built_list = Dataset.from_list(rows)
-    return built_list, None if held_rows is None else Dataset.from_list(held_rows), test
+    train = Dataset.from_list(rows)
+    return train, None if eval_rows is None else Dataset.from_list(eval_rows), test
 
 
 def prompt(question: str, data: dict[str, Any]) -> Any:
@@ -114,8 +114,8 @@ def arguments(recipe: dict[str, Any], out: Path) -> dict[str, Any]:
         user.update(eval_strategy="steps", eval_steps=recipe["eval"]["steps"], per_device_eval_batch_size=64)
         user["num_generations_eval"] = recipe["eval"].get("samples", 1)
     if recipe.get("config"):
-        saved_values = {**user, **({"model_init_kwargs": {"dtype": recipe["dtype"]}} if "dtype" in recipe else {})}
-        (out / "config.yaml").write_text(yaml.safe_dump(saved_values, sort_keys=False))
+        settings = {**user, **({"model_init_kwargs": {"dtype": recipe["dtype"]}} if "dtype" in recipe else {})}
+        (out / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     tqdm = {"disable_tqdm": not ("console" in recipe["leave"] and recipe.get("tqdm"))}
     if recipe.get("eval", {}).get("greedy"):
         user["num_generations_eval"] = 1
@@ -123,13 +123,13 @@ def arguments(recipe: dict[str, Any], out: Path) -> dict[str, Any]:
 
 
 def make(recipe: dict[str, Any], out: Path) -> dict[str, Any]:
-    """Train; returns the outcome for truth.json."""
+    """Train; return the outcome for truth.json."""
     torch.set_num_threads(1)
     warm = WARM[recipe["warm"]]
     data = recipe.get("data", {})
     model = tasks.warm_model(warm)
     tok = tasks.tokenizer(data.get("template", tasks.CHAT) if data.get("chat") else None)
-    train, held_value, test = dataset(recipe, warm["task"], warm.get("how", {}), random.Random(1000 + recipe["seed"]))
+    train, eval_rows, test = dataset(recipe, warm["task"], warm.get("how", {}), random.Random(1000 + recipe["seed"]))
     if data.get("chat"):
         ids = [tok.apply_chat_template(r["prompt"], add_generation_prompt=True, return_dict=False) for r in test]
     else:
@@ -142,20 +142,20 @@ def make(recipe: dict[str, Any], out: Path) -> dict[str, Any]:
         for name, p in model.named_parameters():
             p.requires_grad_(name.endswith("norm.weight") and "layers" not in name)
     set_seed(recipe["seed"])
-    given_arguments = arguments(recipe, out)
+    settings = arguments(recipe, out)
     history: list[dict[str, Any]] = []
     sessions = recipe.get("sessions", 1)
     for session in range(sessions):
-        args = GRPOConfig(output_dir=str(out), **given_arguments)
+        args = GRPOConfig(output_dir=str(out), **settings)
         extra: dict[str, Any] = {}
         if recipe.get("other_optimiser"):  # built on a copy of the model, before it was wrapped
-            other = torch.optim.AdamW(copy.deepcopy(model).parameters(), lr=given_arguments["learning_rate"])
+            other = torch.optim.AdamW(copy.deepcopy(model).parameters(), lr=settings["learning_rate"])
             extra["optimizers"] = (other, torch.optim.lr_scheduler.ConstantLR(other, 1.0))
         trainer = patches.TRAINERS[recipe.get("trainer", "plain")](
             model=model,
             args=args,
             train_dataset=train,
-            eval_dataset=held_value,
+            eval_dataset=eval_rows,
             reward_funcs=[build(n, **s) for n, s in recipe["rewards"]],
             processing_class=tok,
             callbacks=[Stop(recipe["stop"])] if session < sessions - 1 else None,
@@ -203,7 +203,7 @@ def tidy(recipe: dict[str, Any], out: Path) -> None:
     console.write_text(text.replace(sys.prefix, "/opt/venv"))
 
 
-def child(recipe: dict[str, Any], out: Path, result: Path) -> int:
+def run_child(recipe: dict[str, Any], out: Path, result: Path) -> int:
     """Run one recipe in a fork, console and errors in stdout.txt."""
     pid = os.fork()
     if pid:
@@ -230,9 +230,9 @@ def child(recipe: dict[str, Any], out: Path, result: Path) -> int:
 def record(path: Path, key: str, entry: dict[str, Any]) -> None:
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        known_data = json.loads(path.read_text()) if path.exists() else {}
-        known_data[key] = entry
-        path.write_text(json.dumps(dict(sorted(known_data.items())), indent=1) + "\n")
+        entries = json.loads(path.read_text()) if path.exists() else {}
+        entries[key] = entry
+        path.write_text(json.dumps(dict(sorted(entries.items())), indent=1) + "\n")
 
 
 def main() -> None:
@@ -260,15 +260,15 @@ def main() -> None:
         shutil.rmtree(out, ignore_errors=True)
         result.parent.mkdir(parents=True, exist_ok=True)
         result.unlink(missing_ok=True)
-        begun = time.time()
-        status = child(recipe, out, result)
+        start = time.time()
+        status = run_child(recipe, out, result)
         if not result.exists():
             print(f"{name}: failed ({status}); see {out / 'stdout.txt'}", flush=True)
             continue
         outcome = json.loads(result.read_text())
         if not a.trial:
             record(a.out / "truth.json", key, {**entry, "outcome": outcome})
-        print(f"{name} {out.name} {time.time() - begun:.0f}s {outcome}", flush=True)
+        print(f"{name} {out.name} {time.time() - start:.0f}s {outcome}", flush=True)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ masked_mean = importlib.import_module("verl.utils.torch_functional").masked_mean
 
 
 def _of_text(file: str, *names: str) -> dict[str, Any]:
-    """Functions and methods of a file, without importing it."""
+    """Compile functions and methods of a file, without importing it."""
     space: dict[str, Any] = {
         "os": os, "json": json, "np": np, "torch": torch, "DataProto": DataProto, "core_algos": core,
         "masked_mean": masked_mean, "process_validation_metrics": metrics.process_validation_metrics,

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import verl_functions as verl
 from transformers import LlamaForCausalLM
-from verl_policy import decode, forward, padded, render, sample
+from verl_policy import decode, forward, pad_batch, render, sample
 
 SCORE = Callable[[str, str, str, int], "float | dict[str, Any]"]  # (prompt, response, ground truth, step)
 
@@ -110,19 +110,22 @@ class Run:
         if self.console is not None:
             self.console.write(f"\x1b[36m(TaskRunner pid=4817)\x1b[0m {text}\n")
 
-    def scored(self, questions: list[str], texts: list[str], truths: list[str], step: int) -> dict[str, list[Any]]:
-        actual = [self.s.score(render(q), r, t, step) for q, r, t in zip(questions, texts, truths, strict=True)]
-        rows = [f if isinstance(f, dict) else {"score": f} for f in actual]
+    def score_texts(self, questions: list[str], texts: list[str], truths: list[str], step: int) -> dict[str, list[Any]]:
+        scores = [self.s.score(render(q), r, t, step) for q, r, t in zip(questions, texts, truths, strict=True)]
+        rows = [f if isinstance(f, dict) else {"score": f} for f in scores]
         return {k: [r[k] for r in rows] for k in rows[0]}
 
     # ------------------------------------------------------------ validation
     def validate(self, step: int) -> dict[str, float]:
         s, rows = self.s, [row for row in self.s.held for _ in range(self.s.val_n)]
-        how = {"temperature": 0.0 if s.val_n == 1 else 1.0, **{k: v for k, v in s.sampler(step).items() if k == "stop"}}
+        sampling = {
+            "temperature": 0.0 if s.val_n == 1 else 1.0,
+            **{k: v for k, v in s.sampler(step).items() if k == "stop"},
+        }
         seeds = [7919 * step + i for i in range(len(rows))]
-        actual = sample(self.engine, [q for q, _ in rows], how, s.max_response, seeds)
-        texts = [decode(r) for r, _ in actual]
-        infos = self.scored([q for q, _ in rows], texts, [t for _, t in rows], step)
+        samples = sample(self.engine, [q for q, _ in rows], sampling, s.max_response, seeds)
+        texts = [decode(r) for r, _ in samples]
+        infos = self.score_texts([q for q, _ in rows], texts, [t for _, t in rows], step)
         scores = infos.pop("score")
         infos = {"reward": scores, **infos}
         if s.val_dumps:
@@ -133,7 +136,7 @@ class Run:
 
     # ------------------------------------------------------------ training
     def fit(self) -> list[dict[str, Any]]:
-        """The rows that were logged, whether or not anything was left of them."""
+        """Train; return the rows that were logged, whether or not anything was left of them."""
         s, rows = self.s, []
         if s.config:
             (self.folder / ".hydra").mkdir(exist_ok=True)
@@ -149,8 +152,8 @@ class Run:
             if len(order) < s.prompts:
                 epoch += bool(step > 1)
                 order = self.draw.sample(range(len(s.rows)), len(s.rows))
-            picked, order = order[: s.prompts], order[s.prompts :]
-            row = self.step(step, [s.rows[i] for i in picked], epoch)
+            indices, order = order[: s.prompts], order[s.prompts :]
+            row = self.step(step, [s.rows[i] for i in indices], epoch)
             rows.append(row)
             self.log(row, step)
         if self.file is not None:
@@ -161,28 +164,28 @@ class Run:
 
     def step(self, step: int, tasks: list[tuple[str, str]], epoch: int) -> dict[str, Any]:
         s, start_time, timing, data = self.s, time.time(), {}, {}
-        repeated = [t for t in tasks for _ in range(s.n)]
-        questions, truths = [q for q, _ in repeated], [t for _, t in repeated]
-        how = {"temperature": s.temperature, **s.sampler(step)}
-        each = (lambda i: i // s.n) if how.get("one_seed") else (lambda i: i)
-        seeds = [(s.seed * 1000003 + step) * 4096 + each(i) for i in range(len(repeated))]
-        actual = sample(self.engine, questions, how, s.max_response, seeds)
+        task_rows = [t for t in tasks for _ in range(s.n)]
+        questions, truths = [q for q, _ in task_rows], [t for _, t in task_rows]
+        sampling = {"temperature": s.temperature, **s.sampler(step)}
+        each = (lambda i: i // s.n) if sampling.get("one_seed") else (lambda i: i)
+        seeds = [(s.seed * 1000003 + step) * 4096 + each(i) for i in range(len(task_rows))]
+        samples = sample(self.engine, questions, sampling, s.max_response, seeds)
         timing["gen"] = time.time() - start_time
-        left, right, attention, mask = padded(questions, [r for r, _ in actual], s.max_response)
-        reported = torch.zeros(right.shape)
-        for i, (_, logp) in enumerate(actual):
-            reported[i, : len(logp)] = torch.tensor(logp)
+        left, right, attention, mask = pad_batch(questions, [r for r, _ in samples], s.max_response)
+        rollout_logprob = torch.zeros(right.shape)
+        for i, (_, logp) in enumerate(samples):
+            rollout_logprob[i, : len(logp)] = torch.tensor(logp)
         if s.reported is not None:
-            reported = s.reported(reported, mask)
-        texts = [decode(r) for r, _ in actual]
-        infos = self.scored(questions, texts, truths, step)
+            rollout_logprob = s.reported(rollout_logprob, mask)
+        texts = [decode(r) for r, _ in samples]
+        infos = self.score_texts(questions, texts, truths, step)
         if s.order is not None:
             infos = {k: s.order(v, random.Random(f"{s.seed}/{step}")) for k, v in infos.items()}
         scores = infos.pop("score")
         tokens = torch.zeros(right.shape)
-        tokens[torch.arange(len(actual)), mask.sum(-1) - 1] = torch.tensor(scores, dtype=torch.float32)
+        tokens[torch.arange(len(samples)), mask.sum(-1) - 1] = torch.tensor(scores, dtype=torch.float32)
         uid = [
-            str(uuid.UUID(int=self.draw.getrandbits(128))) for _ in range(len(actual) if s.unique_uid else len(tasks))
+            str(uuid.UUID(int=self.draw.getrandbits(128))) for _ in range(len(samples) if s.unique_uid else len(tasks))
         ]
         index = np.array(uid if s.unique_uid else [u for u in uid for _ in range(s.n)], dtype=object)
 
@@ -199,18 +202,18 @@ class Run:
         batch = verl.DataProto(tensors, {"uid": index})
         batch.meta_info["global_token_num"] = attention.sum(-1).tolist()
         if s.log_probs:
-            batch.batch["rollout_log_probs"] = reported
+            batch.batch["rollout_log_probs"] = rollout_logprob
             data.update(verl.debug.calculate_debug_metrics(batch))
         if s.kl_loss is not None or s.kl_in_reward is not None:
             with torch.no_grad():
                 batch.batch["ref_log_prob"] = forward(self.reference, left, right, attention, s.temperature)[0]
         if s.kl_in_reward is not None:
             control = verl.core.FixedKLController(s.kl_in_reward)
-            batch, found_kl = verl.apply_kl_penalty(batch, control, kl_penalty="kl")
-            data.update(found_kl)
+            batch, kl_metrics = verl.apply_kl_penalty(batch, control, kl_penalty="kl")
+            data.update(kl_metrics)
         if s.log_probs:
-            batch, found_gap = verl.correction.compute_rollout_correction_and_add_to_batch(batch, {})
-            data.update(found_gap)
+            batch, gap_metrics = verl.correction.compute_rollout_correction_and_add_to_batch(batch, {})
+            data.update(gap_metrics)
         advantages, returns = verl.core.compute_grpo_outcome_advantage(
             batch.batch["token_level_rewards"].clone(), mask, index, norm_adv_by_std_in_grpo=s.norm_std
         )
@@ -235,7 +238,7 @@ class Run:
         return data
 
     def update(self, batch: Any, left: Any, right: Any, attention: Any, mask: Any) -> dict[str, float]:
-        """The actor's update: epochs of mini-batches, verl's loss, its metrics averaged over them."""
+        """Update the actor: epochs of mini-batches, verl's loss, its metrics averaged over them."""
         s, b = self.s, batch.batch
         config = SimpleNamespace(
             clip_ratio=s.clip, clip_ratio_low=None, clip_ratio_high=None, global_batch_info={},
@@ -247,24 +250,24 @@ class Run:
             order = torch.randperm(len(right), generator=torch.Generator().manual_seed(self.draw.getrandbits(30)))
             for part in order.split(size):
                 logp, entropy = forward(self.actor, left[part], right[part], attention[part], s.temperature)
-                loss, actual = verl.core.compute_policy_loss_vanilla(
+                loss, metrics = verl.core.compute_policy_loss_vanilla(
                     b["old_log_probs"][part], logp, b["advantages"][part], mask[part], "token-mean", config
                 )
-                actual = {**actual, "actor/pg_loss": loss.item()}
+                metrics = {**metrics, "actor/pg_loss": loss.item()}
                 if s.entropy_coeff:
                     loss = loss - s.entropy_coeff * verl.core.agg_loss(entropy, mask[part], "token-mean")
                 if s.kl_loss is not None:
-                    away = verl.core.kl_penalty(logp, b["ref_log_prob"][part], "low_var_kl")
-                    away = verl.core.agg_loss(away, mask[part], "token-mean")
-                    loss = loss + s.kl_loss * away
-                    actual |= {"actor/kl_loss": away.item(), "actor/kl_coef": s.kl_loss}
+                    kl = verl.core.kl_penalty(logp, b["ref_log_prob"][part], "low_var_kl")
+                    kl = verl.core.agg_loss(kl, mask[part], "token-mean")
+                    loss = loss + s.kl_loss * kl
+                    metrics |= {"actor/kl_loss": kl.item(), "actor/kl_coef": s.kl_loss}
                 self.optimiser.zero_grad()
                 loss.backward()
                 norm = torch.nn.utils.clip_grad_norm_(self.actor.parameters(), s.grad_clip)
                 if torch.isfinite(norm):  # verl's FSDP engine skips the step otherwise
                     self.optimiser.step()
-                actual |= {"actor/loss": loss.item(), "actor/grad_norm": float(norm)}
-                for k, v in actual.items():
+                metrics |= {"actor/loss": loss.item(), "actor/grad_norm": float(norm)}
+                for k, v in metrics.items():
                     rows.setdefault(k, []).append(v)
         lr = self.schedule.get_last_lr()[0]
         self.schedule.step()
@@ -272,7 +275,7 @@ class Run:
 
 
 def configuration(s: Setup) -> str:
-    """What hydra writes, as far as the loop has such options."""
+    """Return what hydra writes, as far as the loop has such options."""
     text = f"""actor_rollout_ref:
   actor:
     ppo_mini_batch_size: {s.prompts // s.minibatches}

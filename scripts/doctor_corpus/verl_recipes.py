@@ -13,7 +13,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 import torch
-from verl_policy import extracted, sums
+from verl_policy import extract_answer, sums
 
 ALL = ("file", "rollouts", "config")
 
@@ -34,12 +34,12 @@ class Recipe:
 # ---------------------------------------------------------------- scores
 def exact(prompt: str, response: str, truth: str, step: int) -> float:
     """As verl's gsm8k: 1 for the right number after ####."""
-    return float(extracted(response) == truth)
+    return float(extract_answer(response) == truth)
 
 
 def signed(prompt: str, response: str, truth: str, step: int) -> dict[str, Any]:
     """As verl's math_dapo: 1 or -1, with verdict and answer beside it."""
-    pred = extracted(response)
+    pred = extract_answer(response)
     return {"score": 1.0 if pred == truth else -1.0, "acc": pred == truth, "pred": pred or "[INVALID]"}
 
 

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402
-from corpus_split import digest, taken, write  # noqa: E402
+from corpus_split import digest, is_claimed, write  # noqa: E402
 from verl_policy import sums, warm_start  # noqa: E402
 from verl_recipes import RECIPES, Recipe, exact  # noqa: E402
 
@@ -48,12 +48,12 @@ def make(recipe: Recipe, folder: Path) -> dict[str, Any]:
 
 
 def outcome(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Figures by which a person sees what became of it, whatever the run has written."""
+    """Return the figures by which a person sees what became of it, whatever the run has written."""
 
     def ends(key: str) -> list[float]:
-        actual = [float(r[key]) for r in rows if key in r]
-        k = max(1, len(actual) // 5)
-        return [round(sum(x) / len(x), 4) for x in (actual[:k], actual[-k:]) if x]
+        values = [float(r[key]) for r in rows if key in r]
+        k = max(1, len(values) // 5)
+        return [round(sum(x) / len(x), 4) for x in (values[:k], values[-k:]) if x]
 
     keys = (
         "critic/score/mean",
@@ -64,33 +64,33 @@ def outcome(rows: list[dict[str, Any]]) -> dict[str, Any]:
     )
     more = ("training/rollout_probs_diff_mean", "training/rollout_actor_probs_pearson_corr", "actor/pg_clipfrac")
     cores = [[k for k in r if k.startswith("val-core") and "/mean@" in k] for r in rows]
-    actual = [round(float(r[ks[0]]), 3) for r, ks in zip(rows, cores, strict=True) if ks]
-    return {"steps": len(rows), "val-core": actual, **{k: ends(k) for k in (*keys, *more)}}
+    values = [round(float(r[ks[0]]), 3) for r, ks in zip(rows, cores, strict=True) if ks]
+    return {"steps": len(rows), "val-core": values, **{k: ends(k) for k in (*keys, *more)}}
 
 
-def main(asked: list[str]) -> None:
-    halves = [a for a in asked if a in ("build", "held")] or ["build", "held"]
-    names = [a for a in asked if a not in ("build", "held")]
-    placed = write("verl", RECIPES)
+def main(words: list[str]) -> None:
+    halves = [a for a in words if a in ("build", "held")] or ["build", "held"]
+    names = [a for a in words if a not in ("build", "held")]
+    split_entries = write("verl", RECIPES)
     OUT.mkdir(parents=True, exist_ok=True)
     path = OUT / "truth.json"
     for recipe in RECIPES:
-        half, run = placed[recipe.name]["half"], placed[recipe.name]["id"]
+        half, run = split_entries[recipe.name]["half"], split_entries[recipe.name]["id"]
         name, truth = run.replace("run", "verl"), json.loads(path.read_text()) if path.exists() else {}
         if half not in halves or (names and recipe.name not in names):
             continue
         if name in truth and not names:
             outcome = truth[name]["outcome"]
         else:
-            if taken(name):
+            if is_claimed(name):
                 continue
             try:
-                built_value = make(recipe, OUT / half / run)
+                result = make(recipe, OUT / half / run)
             except Exception:
                 traceback.print_exc()
                 continue
-            print(recipe.name, name, built_value, flush=True)
-            outcome = built_value["outcome"]
+            print(recipe.name, name, result, flush=True)
+            outcome = result["outcome"]
         truth = json.loads(path.read_text()) if path.exists() else {}
         truth[name] = {
             "kind": recipe.kind,

@@ -1,4 +1,4 @@
-"""Draws docs/pictures/*.svg: forests that the rollout parts themselves have grown, a group or two of each kind.
+"""Draw docs/pictures/*.svg: forests that the rollout parts themselves have grown, a group or two of each kind.
 
 python scripts/pages/concepts.py            # all of them
 python scripts/pages/concepts.py hint tree  # some
@@ -27,7 +27,7 @@ class Case:
     """An example, what is changed in it, how many steps are trained first, and which groups are worth drawing."""
 
     example: str
-    changed: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
     before: int = 0
     origin: str = "policy"  # a group that has such a row
     groups: int = 1
@@ -66,14 +66,14 @@ CASES = {
 }
 
 
-def grown(case: Case) -> Forest:
-    """Some groups of a step of the run."""
-    given_config = config.read(HOME / "examples" / f"{case.example}.yaml")
-    changes = SMALL | case.changed
-    known_config = config.resolve(given_config).keys
-    given_config |= {k: Stated(v, "picture") for k, v in changes.items() if k in known_config}
+def grow(case: Case) -> Forest:
+    """Grow some groups of a step of the run."""
+    settings = config.read(HOME / "examples" / f"{case.example}.yaml")
+    changes = SMALL | case.changes
+    keys = config.resolve(settings).keys
+    settings |= {k: Stated(v, "picture") for k, v in changes.items() if k in keys}
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(config.resolve(given_config), out=folder)
+        trainer = Trainer(config.resolve(settings), out=folder)
         try:
             for _ in range(case.before):
                 trainer.step()
@@ -86,21 +86,21 @@ def grown(case: Case) -> Forest:
 
 
 def some_groups(forest: Forest, case: Case) -> Forest:
-    """The first groups from where there is a row of the wanted origin, at most two trajectories beside it if there are
-    many."""
+    """Select the first groups from where there is a row of the wanted origin, at most two trajectories beside it if
+    there are many."""
     names = list(dict.fromkeys(forest.group))
-    having = [g for g, origin in zip(forest.group, forest.origin, strict=True) if origin == case.origin]
-    first = names.index(having[0]) if having else 0
+    candidates = [g for g, origin in zip(forest.group, forest.origin, strict=True) if origin == case.origin]
+    first = names.index(candidates[0]) if candidates else 0
     first = max(0, first + 1 - case.groups) if case.origin == "replay" else first
-    expected = names[first : first + case.groups]
-    return forest.select([r for r, g in enumerate(forest.group) if g in expected][:12])
+    groups = names[first : first + case.groups]
+    return forest.select([r for r, g in enumerate(forest.group) if g in groups][:12])
 
 
 def main(names: list[str]) -> None:
     folder = HOME / "docs" / "pictures"
     folder.mkdir(exist_ok=True)
     for name in names or CASES:
-        forest = grown(CASES[name])
+        forest = grow(CASES[name])
         (folder / f"{name}.svg").write_text(picture(forest), encoding="utf-8")
         print(f"{name}: {forest.n_nodes} nodes, {forest.n_trajectories} trajectories, {set(forest.origin)}")
 

@@ -20,22 +20,22 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def write(out: Path, pictures: bool = True) -> int:
-    """Write all pages to `out`, and remove those of methods that are no more; how many there are."""
+    """Write all pages to `out`, and remove those of methods that are no more; return how many there are."""
     out.mkdir(parents=True, exist_ok=True)
     if pictures:
         # half of the time is matplotlib's, which draws one figure at a time: processes of their own draw meanwhile
         with ProcessPoolExecutor(2, get_context("spawn")) as pool:
             pending = pages(lambda figure: pool.submit(svg, figure))
-            drawn_pages = {name: x.result() if isinstance(x, Future) else x for name, x in pending.items()}
+            text_by_name = {name: x.result() if isinstance(x, Future) else x for name, x in pending.items()}
     else:
-        drawn_pages = pages(lambda figure: "")
-    saved_texts = {name: text for name, text in drawn_pages.items() if text} | reference()
+        text_by_name = pages(lambda figure: "")
+    files = {name: text for name, text in text_by_name.items() if text} | reference()
     for path in sorted(out.iterdir()):
-        if path.suffix in (".md", ".svg") and path.name not in saved_texts:
+        if path.suffix in (".md", ".svg") and path.name not in files:
             path.unlink()
-    for name, text in saved_texts.items():
+    for name, text in files.items():
         (out / name).write_text(text, encoding="utf-8")
-    return len(saved_texts)
+    return len(files)
 
 
 def main() -> None:

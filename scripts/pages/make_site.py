@@ -19,7 +19,7 @@ from sphinx.cmd.build import build_main
 import gxpo
 import lesson
 import make_docs
-from docs_site.check_links import broken
+from docs_site.check_links import broken_links
 from docs_site.stage import LINK, OUTSIDE, Site, sections, short, toctree
 
 ROOT = Path(__file__).parents[2]
@@ -36,17 +36,17 @@ FURTHER = {
 
 
 def api(site: Site) -> list[str]:
-    """Stage the reference of the Python API; its pages."""
-    listed_names, modules = [], dict(FURTHER)
+    """Stage the reference of the Python API; return its pages."""
+    members, modules = [], dict(FURTHER)
     for name in gxpo.__all__:
         value = getattr(gxpo, name)
         if not inspect.ismodule(value):
-            listed_names.append((name, value))
+            members.append((name, value))
         elif name != "levels":  # `grouped` under its other name
             modules[value.__name__] = (inspect.getdoc(value) or "").splitlines()[0].rstrip(".")
     rows = [f"- [`{name}`](api/{name}.md): {about}" for name, about in sorted(modules.items())]
     body = ["# Python API", "", "```python\nimport gxpo\n```", "", "Names of `gxpo` itself; modules:", "", *rows, ""]
-    for name, value in listed_names:
+    for name, value in members:
         kind = "autoclass" if inspect.isclass(value) else "autofunction"
         options = "\n   :members:\n   :inherited-members: object, Protocol, dict, list, tuple" * (kind == "autoclass")
         text = f".. {kind}:: gxpo.{name}{options}"
@@ -59,8 +59,9 @@ def api(site: Site) -> list[str]:
     return [f"api/{module}" for module in sorted(modules)]
 
 
-def staged(out: Path) -> None:
-    """All pages of the site, with its navigation: the sections of docs/index.md, and what lies below some pages."""
+def stage_pages(out: Path) -> None:
+    """Stage all pages of the site, with its navigation: the sections of docs/index.md, and what lies below some
+    pages."""
     site = Site(ROOT, out)
     for path in sorted(ROOT.glob("docs/**/*.md")):
         if path != ROOT / "docs" / "index.md":
@@ -75,18 +76,22 @@ def staged(out: Path) -> None:
     titles |= {module: module.removeprefix("api/") for module in modules}
 
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    listed = dict(sections(index))
-    listed["Reference"] = {"api": "Python API", **listed.get("Reference", {}), "methods/index": "Pages of methods"}
-    own_union = set().union(*listed.values())
+    navigation = dict(sections(index))
+    navigation["Reference"] = {
+        "api": "Python API",
+        **navigation.get("Reference", {}),
+        "methods/index": "Pages of methods",
+    }
+    listed_pages = set().union(*navigation.values())
     # Sphinx draws the whole navigation on every page: hundreds of pages of methods in it would cost minutes, and no
     # reader scrolls through them; their index lists them, and search finds them
-    outside = [n for n in titles if n.startswith("methods/") and n not in own_union]
+    outside = [n for n in titles if n.startswith("methods/") and n not in listed_pages]
     for name in outside:
         page = out / f"{name}.md"
         page.write_text("---\norphan: true\n---\n\n" + page.read_text(encoding="utf-8"), encoding="utf-8")
     below = {"errata": [n for n in titles if n.startswith("errata/")], "api": modules}
-    rest = sorted(set(titles) - own_union - set(outside) - set(itertools.chain(*below.values())))
-    listed["More"] = {name: titles[name] for name in rest}
+    rest = sorted(set(titles) - listed_pages - set(outside) - set(itertools.chain(*below.values())))
+    navigation["More"] = {name: titles[name] for name in rest}
     for parent, children in below.items():
         page = out / f"{parent}.md"
         tree = toctree("", [(titles[name], name) for name in sorted(children)])
@@ -94,14 +99,14 @@ def staged(out: Path) -> None:
 
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     contents = index[index.index("\n## ") :]
-    trees = [toctree(heading, [(t, n) for n, t in pages.items()]) for heading, pages in listed.items() if pages]
-    front = site.linked(readme, "README.md", "index") + site.linked(contents, "docs/index.md", "index")
+    trees = [toctree(heading, [(t, n) for n, t in pages.items()]) for heading, pages in navigation.items() if pages]
+    front = site.with_links(readme, "README.md", "index") + site.with_links(contents, "docs/index.md", "index")
     site.write("index", front + "".join(trees))
     site.code()
 
 
 def llms(site: Site) -> str:
-    """llms.txt for the root of the site, its links to pages there."""
+    """Return llms.txt for the root of the site, its links to pages there."""
     text = (ROOT / "llms.txt").read_text(encoding="utf-8")
     return LINK.sub(lambda m: m[1] + (f"{page}.html" if (page := site.page_of(m[2])) else m[2]) + m[3], text)
 
@@ -116,14 +121,14 @@ def main() -> None:
     source, html = arguments.out / "source", arguments.out / "html"
     for folder in (source, html):
         shutil.rmtree(folder, ignore_errors=True)
-    staged(source)
+    stage_pages(source)
     strict = ["-W", "--keep-going", "-q", "-j", "auto"]
     if code := build_main(["-b", "html", "-c", str(HERE), *strict, str(source), str(html)]):
         raise SystemExit(code)
     (html / "lesson.html").write_text(lesson.page(), encoding="utf-8")
     (html / "llms.txt").write_text(llms(Site(ROOT, source)), encoding="utf-8")
-    if wrong := broken(html):
-        raise SystemExit("\n".join(wrong))
+    if problems := broken_links(html):
+        raise SystemExit("\n".join(problems))
     print(f"{sum(1 for _ in html.rglob('*.html'))} pages: python -m http.server -d {html}")
 
 

@@ -26,7 +26,7 @@ ByClass = dict[int, list[np.ndarray]]  # class -> pictures [8, 8] in [0, 1]
 
 
 def samples(file: Path) -> ByClass:
-    """Pictures of a file of rollouts, by class."""
+    """Read pictures of a file of rollouts, by class."""
     by_class: ByClass = {}
     for line in file.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
@@ -35,13 +35,12 @@ def samples(file: Path) -> ByClass:
     return dict(sorted(by_class.items()))
 
 
-def sheet(parts: list[ByClass], shown: int, scale: int = 5) -> np.ndarray:
-    """Pixels [H, W, 3] of the first pictures of each class, one half below the other."""
+def sheet(parts: list[ByClass], n: int, scale: int = 5) -> np.ndarray:
+    """Return pixels [H, W, 3] of the first pictures of each class, one half below the other."""
     halves = []
     for by_class in parts:
         columns = [
-            np.concatenate([np.pad(x, 1, constant_values=0.35) for x in pictures[:shown]])
-            for pictures in by_class.values()
+            np.concatenate([np.pad(x, 1, constant_values=0.35) for x in pictures[:n]]) for pictures in by_class.values()
         ]
         halves.append(np.pad(np.concatenate(columns, 1), ((0, 3), (0, 0)), constant_values=1.0))
     grey = (np.concatenate(halves)[:-3] * 255).round().astype(np.uint8).repeat(scale, 0).repeat(scale, 1)
@@ -49,7 +48,7 @@ def sheet(parts: list[ByClass], shown: int, scale: int = 5) -> np.ndarray:
 
 
 def figures(by_class: ByClass, reader: LogisticRegression) -> dict[str, float]:
-    """Brightness, diversity and the share that is read as the class asked for."""
+    """Return brightness, diversity and the share that is read as the class asked for."""
     flat = {number: np.stack(pictures).reshape(len(pictures), -1) for number, pictures in by_class.items()}
     distances = [np.sqrt(np.square(a - b).mean()) for x in flat.values() for a, b in itertools.combinations(x[:40], 2)]
     right = [reader.predict(x) == number for number, x in flat.items()]

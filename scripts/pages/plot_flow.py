@@ -1,4 +1,4 @@
-"""Draws what a flow samples before and after a run: each point in the colour of the direction it was asked for.
+"""Draw what a flow samples before and after a run: each point in the colour of the direction it was asked for.
 
     gxpo train examples/flow_grpo.yaml
     python scripts/pages/plot_flow.py runs/flow_grpo            # writes samples.png into the run directory
@@ -27,30 +27,30 @@ from gxpo.training.start import parameters_of
 
 
 def samples(model: flow.FlowModel, count: int, noise: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Directions [n] and the points [n, 2] that the model makes of them."""
-    asked_values = torch.arange(count) % DIRECTIONS
-    requests = [Request((int(a),), (StreamKey(0, -1, "plot", i),)) for i, a in enumerate(asked_values)]
-    done = FlowEngine(model).sample(requests, Sampling(temperature=noise))
-    return asked_values, torch.tensor([group[0].extras["latent"][-1].tolist() for group in done])
+    """Sample points [n, 2] of the model; return their directions [n] and the points."""
+    directions = torch.arange(count) % DIRECTIONS
+    requests = [Request((int(a),), (StreamKey(0, -1, "plot", i),)) for i, a in enumerate(directions)]
+    completions = FlowEngine(model).sample(requests, Sampling(temperature=noise))
+    return directions, torch.tensor([group[0].extras["latent"][-1].tolist() for group in completions])
 
 
 def draw(run: Path, step: int | None, count: int, noise: float, out: Path) -> None:
-    """Writes the picture."""
+    """Write the picture."""
     pyplot: Any = need("matplotlib.pyplot", "plot")
     settings = config.resolve(config.read(config_of(run))).settings
     if not flow.is_flow(settings.model):
         raise GxpoError(f"{run} trained model {settings.model}, which is no flow: there are no points to draw")
     before, after = (flow.load(settings.model) for _ in range(2))
-    actual = parameters_of(run, step)
-    after.load_state_dict({name: x.to(torch.float32) for name, x in actual.items()})
+    parameters = parameters_of(run, step)
+    after.load_state_dict({name: x.to(torch.float32) for name, x in parameters.items()})
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 4.6), layout="constrained")
     for name, model, axis in zip(("before", "after"), (before, after), axes, strict=True):
-        asked_values, points = samples(model, count, noise)
-        near = (points - target(asked_values)).norm(dim=1) <= settings.tasks.options.get("radius", 0.3)
-        axis.scatter(*points.T, c=asked_values, cmap="hsv", vmin=0, vmax=DIRECTIONS, s=5, linewidths=0)
+        directions, points = samples(model, count, noise)
+        is_near = (points - target(directions)).norm(dim=1) <= settings.tasks.options.get("radius", 0.3)
+        axis.scatter(*points.T, c=directions, cmap="hsv", vmin=0, vmax=DIRECTIONS, s=5, linewidths=0)
         ring = target(torch.arange(0, DIRECTIONS, 4))
         axis.scatter(*(1.75 * ring).T, c=torch.arange(0, DIRECTIONS, 4), cmap="hsv", vmin=0, vmax=DIRECTIONS, s=14)
-        axis.set(title=f"{name}: {float(near.double().mean()):.0%} where they were asked for", aspect="equal")
+        axis.set(title=f"{name}: {float(is_near.double().mean()):.0%} where they were asked for", aspect="equal")
         axis.set(xlim=(-1.95, 1.95), ylim=(-1.95, 1.95), xticks=[], yticks=[])
     figure.suptitle("colour: the direction asked for (outer ring: the key)", fontsize=9)
     figure.savefig(out, dpi=130)

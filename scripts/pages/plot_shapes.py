@@ -1,4 +1,4 @@
-"""What a policy is shown in `shapes`, and what it answers before and after training: `docs/pictures/shapes.png`.
+"""Draw `docs/pictures/shapes.png`: what a policy is shown in `shapes`, and what it answers before and after training.
 
 gxpo train examples/shapes.yaml --out runs/shapes
 python scripts/pages/plot_shapes.py runs/shapes docs/pictures/shapes.png
@@ -19,8 +19,8 @@ from gxpo.forest.forest import Forest
 SIDE, GAP, LINES = 96, 14, 54  # pixels of a picture, between two, of the text below
 
 
-def shown(forest: Forest, n: int) -> list[tuple[str, str, str]]:
-    """(reference, question, answer) of the first attempts that show a picture each."""
+def first_answers(forest: Forest, n: int) -> list[tuple[str, str, str]]:
+    """List (reference, question, answer) of the first attempts that show a picture each."""
     out = []
     for r in range(min(n, forest.n_trajectories)):
         (ref,) = forest.media[int(forest.prompt_node[r])]
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=8)
     arguments = parser.parse_args()
     files = sorted((arguments.run / "evaluations").glob("step-*.jsonl"))
-    before, after = (shown(records.load(f), arguments.n) for f in (files[0], files[-1]))
+    before, after = (first_answers(records.load(f), arguments.n) for f in (files[0], files[-1]))
     page = Image.new("RGB", (arguments.n * (SIDE + GAP) + GAP, SIDE + LINES + GAP), "white")
     pen = ImageDraw.Draw(page)
     for i, ((ref, question, first), (_, _, last)) in enumerate(zip(before, after, strict=True)):

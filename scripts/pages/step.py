@@ -46,7 +46,7 @@ class Answer:
 
 
 def logprobs(model: Any, prompt: list[int], action: list[int]) -> torch.Tensor:
-    """Log-prob [tokens] of each token of an answer."""
+    """Return the log-prob [tokens] of each token of an answer."""
     ids = torch.tensor([prompt + action])
     with torch.no_grad():
         scores = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
@@ -54,7 +54,7 @@ def logprobs(model: Any, prompt: list[int], action: list[int]) -> torch.Tensor:
 
 
 def trained_group() -> tuple[str, list[Answer]]:
-    """Prompt and answers of the group with the largest spread of rewards in the run's only step."""
+    """Train one step; return prompt and answers of the group with the largest spread of rewards."""
     initial = load("tiny:arithmetic", task="sums").model
     with tempfile.TemporaryDirectory() as folder:
         run = gxpo.train("tiny:arithmetic", ROWS, "grpo", 1, is_right, out=f"{folder}/run", set=SETTINGS)
@@ -81,7 +81,7 @@ def label(x: float, y: float, text: str, more: str = "") -> str:
 
 
 def draw_group(prompt: str, answers: list[Answer]) -> str:
-    """A row per answer: text, reward, advantage as a bar, probability before and after."""
+    """Draw a row per answer: text, reward, advantage as a bar, probability before and after."""
     scale, zero, top, row = 26.0, 400, 62, 27
     widest = max(abs(a.advantage) for a in answers)
     heads = ((16, "answer"), (232, "reward"), (zero, "advantage"), (560, "probability, before and after"))
@@ -109,18 +109,18 @@ def draw_group(prompt: str, answers: list[Answer]) -> str:
 
 
 def draw_tokens(answers: list[Answer]) -> str:
-    """Each token of the first wrong and the first right answer, with its probability before and after."""
+    """Draw each token of the first wrong and the first right answer, with its probability before and after."""
     shapes = [label(16, 20, "probability of each token, before (above) and after (below)", 'fill-opacity="0.6"')]
-    chosen = [next(a for a in answers if a.reward == r) for r in (0, 1)]
-    for i, a in enumerate(chosen):
+    examples = [next(a for a in answers if a.reward == r) for r in (0, 1)]
+    for i, a in enumerate(examples):
         y, colour = 66 + 90 * i, (ABOVE if a.advantage > 0 else BELOW)
         shapes.append(label(16, y, f"reward {a.reward:.0f}"))
         for t, token in enumerate([*a.text, "end"]):
             x, before, after = 106 + 38 * t, float(a.before[t].exp()), float(a.after[t].exp())
-            moved = min(1.0, abs(math.log(after / before)))
+            opacity = min(1.0, abs(math.log(after / before)))
             shapes += [
-                f'<rect x="{x}" y="{y - 17}" width="34" height="24" rx="3" fill="{colour}" fill-opacity="{moved:.2f}" '
-                f'stroke="{GREY}" stroke-width="0.5"/>',
+                f'<rect x="{x}" y="{y - 17}" width="34" height="24" rx="3" fill="{colour}" '
+                f'fill-opacity="{opacity:.2f}" stroke="{GREY}" stroke-width="0.5"/>',
                 label(x + 17, y, token, 'text-anchor="middle"'),
                 label(x + 17, y - 23, f"{before:.2f}", 'text-anchor="middle" style="font-size:10px"'),
                 label(x + 17, y + 20, f"{after:.2f}", 'text-anchor="middle" style="font-size:10px"'),
@@ -129,7 +129,7 @@ def draw_tokens(answers: list[Answer]) -> str:
 
 
 def draw_clip(low: float = 0.8, high: float = 1.2) -> str:
-    """The clipped objective over the ratio, for an answer above and one below the mean."""
+    """Draw the clipped objective over the ratio, for an answer above and one below the mean."""
     shapes = []
     for panel, above in enumerate((True, False)):
         left, width, top, height = 40 + 390 * panel, 330, 40, 110

@@ -25,7 +25,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "src/gxpo/conformance"
 
 
 def text(entry: dict[str, Any]) -> str:
-    """A file: one line for each vector."""
+    """Return the text of a file: one line for each vector."""
     entry = {k: v for k, v in entry.items() if k not in ("f", "aggregates")}
     vectors = entry.pop("vectors")
     head = json.dumps(entry, indent=1)[:-2]
@@ -40,13 +40,11 @@ def main() -> None:
     arguments = parser.parse_args()
     tables = {"data": METHODS, "data_losses": OBJECTIVES}
     files = {f"{folder}/{name}.json": text(entry) for folder, table in tables.items() for name, entry in table.items()}
-    remote_tables = {f"{folder}/{p.name}" for folder in tables for p in (arguments.folder / folder).glob("*.json")}
+    existing = {f"{folder}/{p.name}" for folder in tables for p in (arguments.folder / folder).glob("*.json")}
     if arguments.check:
-        stale = sorted(remote_tables - set(files))
+        stale = sorted(existing - set(files))
         stale += [
-            n
-            for n, t in files.items()
-            if n not in remote_tables or (arguments.folder / n).read_text(encoding="utf-8") != t
+            n for n, t in files.items() if n not in existing or (arguments.folder / n).read_text(encoding="utf-8") != t
         ]
         if stale:
             sys.exit(f"not as this script writes them: {', '.join(stale)}; run it without --check")

@@ -31,7 +31,7 @@ def some(prompts, completion_ids):
     return [None if sum(ids) % 3 == 0 else sum(ids) % 5 / 4 for ids in completion_ids]
 
 
-def trainer(method="grpo@trl", reward=by_sum, *, micro=16, overrides=None, success_at=None, out=None, tools=False,
+def make_trainer(method="grpo@trl", reward=by_sum, *, micro=16, overrides=None, success_at=None, out=None, tools=False,
             **settings):  # fmt: skip
     parts = 16 // micro
     settings = {"gradient_accumulation_steps": parts, "steps_per_generation": parts, **settings}

@@ -72,9 +72,9 @@ def named(name):
 
 def trainer(name, micro=16, *, without="", overrides=None, out=None, answers=None, kind=Trainer, **settings):
     """A trainer that is given what the method needs, except `without`."""
-    _, given_value = available.needs_in_trl(name)
+    _, needs = available.needs_in_trl(name)
     parts = 16 // micro
-    expected = {k: v for k, v in given_value.settings.items() if k != without}
+    expected = {k: v for k, v in needs.settings.items() if k != without}
     if n := expected.pop("steps_per_generation", None):
         expected |= {
             "gradient_accumulation_steps": 1,
@@ -83,10 +83,10 @@ def trainer(name, micro=16, *, without="", overrides=None, out=None, answers=Non
         }
     start = {"gradient_accumulation_steps": parts, "steps_per_generation": parts, "per_device_train_batch_size": micro}
     config = Config(**{**start, **expected, **settings})
-    named_rewards = [n for n in given_value.rewards if n != without]
+    named_rewards = [n for n in needs.rewards if n != without]
     config.reward_weights = [1.0] + [0.0] * len(named_rewards) if named_rewards else None
-    chosen = {f"{k}.score": available.JUDGE for k in given_value.overrides}
-    arguments = {k: v for k, v in given_value.arguments.items() if k != without}
+    chosen = {f"{k}.score": available.JUDGE for k in needs.overrides}
+    arguments = {k: v for k, v in needs.arguments.items() if k != without}
     if answers is not None:
         arguments["answers"] = answers
     rewards = [by_sum, *map(named, named_rewards)]

@@ -101,13 +101,13 @@ def test_only_parts_that_keep_something_remember():
 @pytest.mark.parametrize(("name", "reads"), [("erpo", True), ("knapsack_rl", True), ("scaf_grpo", True),
                                              ("repo_replay", False), ("tree_grpo", False)])  # fmt: skip
 def test_rollouts_that_read_verdicts_are_found_by_growing_some(name, reads):
-    given_fields = {"signals": ("entropy",), "facts": asks.FACTS, "lends": asks.SERVICES}
+    offers = {"signals": ("entropy",), "facts": asks.FACTS, "lends": asks.SERVICES}
     grows = ("task_temperature", "adaptive_group_size", "again", "replay", "tree")
     composed = gxpo.method(name)
-    reasons = asks.refusals(composed, "TRL", grows=grows, **given_fields)
+    reasons = asks.refusals(composed, "TRL", grows=grows, **offers)
     assert len(reasons) == reads and all("needs verdicts: give success_at" in r for r in reasons)
-    assert asks.refusals(composed, "TRL", grows=grows, verdicts=True, **given_fields) == []
-    assert asks.refusals(composed, "TRL", **given_fields)[0].startswith("rollout=")
+    assert asks.refusals(composed, "TRL", grows=grows, verdicts=True, **offers) == []
+    assert asks.refusals(composed, "TRL", **offers)[0].startswith("rollout=")
 
 
 def test_a_rollout_that_no_row_holds_is_refused():

@@ -50,9 +50,9 @@ def test_the_list_says_what_can_be_made(rows, every):
 @pytest.mark.parametrize("name", ["e_grpo", "grpo_d", "fipo", "mdpo", "step_grpo_r1vl", "trpa", "nft", "copg"])
 def test_arguments_that_the_list_names_are_required(name):
     """Each thing alone is missed: the trainer names it."""
-    given_need = available.needs_in_trl(name)[1]
-    assert given_need.words()
-    for thing in (*given_need.settings, *given_need.arguments, *given_need.rewards):
+    need = available.needs_in_trl(name)[1]
+    assert need.words()
+    for thing in (*need.settings, *need.arguments, *need.rewards):
         if thing == "answers":
             continue  # a column of the data, which has a usual name
         with pytest.raises(ConfigError, match=thing):

@@ -130,7 +130,7 @@ def test_the_loss_is_trls_formula(resolved):
         "num_generations: 4\nmodel_name_or_path: tiny\nbeta: 0.05\nuse_bias_correction_kl: false\nmax_steps: 2\n"
         "dataset_name: a/b\nreward_funcs: [accuracy_reward]\n"
     )
-    built_fill = resolved(convert_trl("c.yaml")).method.fill(horizon=6.0)
+    method = resolved(convert_trl("c.yaml")).method.fill(horizon=6.0)
     rewards, lengths = [1.0, 0.0, 0.0, 0.5], [2, 3, 6, 1]
     forest = gxpo.Forest.from_completions([[1, 2]], [[list(range(n)) for n in lengths]], rewards=rewards)
     old = torch.linspace(-2.0, -0.5, 12, dtype=torch.float64)
@@ -143,7 +143,7 @@ def test_the_loss_is_trls_formula(resolved):
             total += -min(ratio * a, min(max(ratio, 0.9), 1.3) * a) + 0.05 * (math.exp(d) - d - 1)
             t += 1
     policy = gxpo.PolicyTokens(new, old, reference_logprob=ref)
-    assert float(built_fill.loss(forest, policy).value) == pytest.approx(total / (4 * 6), abs=1e-12)
+    assert float(method.loss(forest, policy).value) == pytest.approx(total / (4 * 6), abs=1e-12)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed")
@@ -151,13 +151,13 @@ def test_the_defaults_are_those_of_the_installed_trl(tmp_path):
     import dataclasses
 
     trl = pytest.importorskip("trl")
-    theirs = {f.name: f.default for f in dataclasses.fields(trl.GRPOConfig)}
-    built_grpoconfig = trl.GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
+    defaults = {f.name: f.default for f in dataclasses.fields(trl.GRPOConfig)}
+    theirs = trl.GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
     for name, value in DEFAULTS.items():
         if name in ("bf16", "output_dir", "report_to", "gradient_checkpointing", "warmup_ratio"):
             continue  # set in __post_init__, by where it runs, or a field of former versions
-        own_their = theirs[name] if theirs[name] is not dataclasses.MISSING else getattr(built_grpoconfig, name)
-        assert own_their == value or getattr(own_their, "value", own_their) == value, name
+        default = defaults[name] if defaults[name] is not dataclasses.MISSING else getattr(theirs, name)
+        assert default == value or getattr(default, "value", default) == value, name
 
 
 ADAPTED = """

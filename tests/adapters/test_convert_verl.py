@@ -93,15 +93,15 @@ def test_environment_and_arguments_of_a_script_are_taken(here):
 
 
 def test_overrides_of_verl_with_an_objective_of_another_kind(here):
-    given_text = "algorithm.adv_estimator=rloo actor_rollout_ref.actor.policy_loss.loss_mode=gspo"
+    arguments = "algorithm.adv_estimator=rloo actor_rollout_ref.actor.policy_loss.loss_mode=gspo"
     more = "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean algorithm.use_kl_in_reward=True"
-    actual = convert_verl([given_text, more, "actor_rollout_ref.rollout.n=4"])
+    actual = convert_verl([arguments, more, "actor_rollout_ref.rollout.n=4"])
     Path("run.yaml").write_text(actual.text("it"))
-    built_method = config.load("run.yaml", ["model=tiny", "task=arithmetic", "trainer.steps=1"]).method
-    assert built_method.terms["policy"].ratio == gxpo.method("gspo").terms["policy"].ratio
+    method = config.load("run.yaml", ["model=tiny", "task=arithmetic", "trainer.steps=1"]).method
+    assert method.terms["policy"].ratio == gxpo.method("gspo").terms["policy"].ratio
     # verl clips GSPO's ratio at its own bounds, which are not the paper's
-    assert built_method.terms["policy"].surrogate.clip_low == 0.2
-    assert built_method.kl_reward is not None and built_method.kl_reward.coef == 0.001
+    assert method.terms["policy"].surrogate.clip_low == 0.2
+    assert method.kl_reward is not None and method.kl_reward.coef == 0.001
     with pytest.raises(ConfigError, match="no KEY=VALUE of verl"):
         convert_verl(["hello"])
 

@@ -119,10 +119,10 @@ def test_no_field_of_trl_is_dropped_in_silence():
     dropped, earlier = [], {}
     for name in f"{FIELDS} {SCRIPT_FIELDS}".split():
         kind = "RLOO" if name in ("normalize_advantages", "reward_clip_range") else "GRPO"
-        adjacent_field = next((fields for start, fields in BESIDE.items() if name.startswith(start)), {})
-        before = earlier.setdefault((kind, *adjacent_field), None) or _converted(adjacent_field, kind)
-        earlier[(kind, *adjacent_field)] = before
-        after = _converted({**adjacent_field, name: _value_of(name)}, kind)
+        fields_beside = next((fields for start, fields in BESIDE.items() if name.startswith(start)), {})
+        before = earlier.setdefault((kind, *fields_beside), None) or _converted(fields_beside, kind)
+        earlier[(kind, *fields_beside)] = before
+        after = _converted({**fields_beside, name: _value_of(name)}, kind)
         is_same = (before.keys, before.notes, before.open) == (after.keys, after.notes, after.open)
         if is_same and name not in trl_fields.WITHOUT_EFFECT:
             dropped.append(name)

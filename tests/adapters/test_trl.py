@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.adapters import fake_trl
-from tests.adapters.fake_trainer import PROMPTS, by_length, by_sum, never, some, trainer
+from tests.adapters.fake_trainer import PROMPTS, by_length, by_sum, make_trainer, never, some
 from tests.battery import composed_once, kinds_of_parts
 from tests.thorough import cover
 
@@ -64,21 +64,21 @@ def dapo_by_hand(table, batches, reward, old=None):
 @pytest.mark.parametrize("micro", [16, 8, 4])
 @pytest.mark.parametrize("tools", [False, True])
 def test_three_steps_are_those_of_trl_written_as_a_loop(micro, tools):
-    built_trainer = trainer(micro=micro, tools=tools)
+    trainer = make_trainer(micro=micro, tools=tools)
     for _ in range(3):
-        before = built_trainer.model.table.detach().clone()
-        loss, gradient, batches = built_trainer.optimiser_step(PROMPTS)
+        before = trainer.model.table.detach().clone()
+        loss, gradient, batches = trainer.optimiser_step(PROMPTS)
         expected, slope = dapo_by_hand(before, batches, by_sum)
         assert loss == pytest.approx(expected, abs=1e-6)
         assert (gradient - slope).norm() < 1e-10 * slope.norm() and slope.norm() > 0.01
 
 
 def test_a_second_pass_is_clipped_against_the_first_policy():
-    built_trainer = trainer(num_iterations=2)
-    first = built_trainer.model.table.detach().clone()
-    built_trainer.optimiser_step(PROMPTS, lr=3.0)
-    before = built_trainer.model.table.detach().clone()
-    loss, gradient, batches = built_trainer.optimiser_step(PROMPTS, lr=3.0)
+    trainer = make_trainer(num_iterations=2)
+    first = trainer.model.table.detach().clone()
+    trainer.optimiser_step(PROMPTS, lr=3.0)
+    before = trainer.model.table.detach().clone()
+    loss, gradient, batches = trainer.optimiser_step(PROMPTS, lr=3.0)
     expected, slope = dapo_by_hand(before, batches, by_sum, old=first)
     unclipped = dapo_by_hand(before, batches, by_sum)[0]
     assert loss == pytest.approx(expected, abs=1e-6) and abs(expected - unclipped) > 1e-3
@@ -92,10 +92,10 @@ def test_a_second_pass_is_clipped_against_the_first_policy():
 def test_any_micro_batches_give_the_same_gradient(spec, couples):
     actual = []
     for micro in (16, 8, 4, 2):
-        built_trainer = trainer(spec, micro=micro, success_at=0.7)
-        loss, gradient, _ = built_trainer.optimiser_step(PROMPTS)
+        trainer = make_trainer(spec, micro=micro, success_at=0.7)
+        loss, gradient, _ = trainer.optimiser_step(PROMPTS)
         actual.append((loss, gradient))
-    assert couples in ("token", "trajectory") or built_trainer.gxpo_method.couples in ("group", "step")
+    assert couples in ("token", "trajectory") or trainer.gxpo_method.couples in ("group", "step")
     assert actual[0][1].norm() > 1e-6
     for loss, gradient in actual[1:]:
         assert loss == pytest.approx(actual[0][0], abs=1e-6)
@@ -123,13 +123,13 @@ def test_objectives_are_the_same_in_any_micro_batches(name):
     actual = []
     for micro in (16, 4):
         try:
-            built_trainer = trainer(overrides={"objective": name}, success_at=0.7, micro=micro, num_iterations=2)
+            trainer = make_trainer(overrides={"objective": name}, success_at=0.7, micro=micro, num_iterations=2)
         except ConfigError as error:
             assert any(word in str(error) for word in ("objective", "signal", "beta=")), error
             actual.append(str(error))
             continue
-        built_trainer.optimiser_step(PROMPTS, lr=0.01)
-        loss, gradient, _ = built_trainer.optimiser_step(PROMPTS, lr=0.01)
+        trainer.optimiser_step(PROMPTS, lr=0.01)
+        loss, gradient, _ = trainer.optimiser_step(PROMPTS, lr=0.01)
         assert math.isfinite(loss) and bool(gradient.isfinite().all())
         actual.append(gradient)
     if isinstance(actual[0], str):
@@ -145,27 +145,27 @@ def test_few_objectives_are_refused():
     reasons = {}
     for name in OBJECTIVES:
         try:
-            trainer(overrides={"objective": name}, success_at=0.7)
+            make_trainer(overrides={"objective": name}, success_at=0.7)
         except ConfigError as error:
             reasons[name] = str(error)
     assert len(reasons) < len(OBJECTIVES) / 3, reasons
 
 
 def test_optimiser_steps_of_one_batch_have_rows_of_their_own():
-    built_trainer = trainer(micro=4, gradient_accumulation_steps=2, steps_per_generation=4)
+    trainer = make_trainer(micro=4, gradient_accumulation_steps=2, steps_per_generation=4)
     for _ in range(2):
-        _, _, batches = built_trainer.optimiser_step(PROMPTS, lr=0.0)
-        window = built_trainer._window[1]
+        _, _, batches = trainer.optimiser_step(PROMPTS, lr=0.0)
+        window = trainer._window[1]
         assert sorted(window.rows.tolist()) == sorted(row for *_, row in rows_of(batches))
         assert window.batch.forest.n_trajectories == 8
-    credit = built_trainer._batch_by_mode["train"].credit
-    assert credit.numel() == built_trainer._batch_by_mode["train"].forest.n_entries > window.batch.credit.numel()
+    credit = trainer._batch_by_mode["train"].credit
+    assert credit.numel() == trainer._batch_by_mode["train"].forest.n_entries > window.batch.credit.numel()
 
 
 def test_rows_know_their_group_after_the_shuffle():
-    built_trainer = trainer(micro=4)
-    _, _, batches = built_trainer.optimiser_step(PROMPTS)
-    forest = built_trainer._batch_by_mode["train"].forest
+    trainer = make_trainer(micro=4)
+    _, _, batches = trainer.optimiser_step(PROMPTS)
+    forest = trainer._batch_by_mode["train"].forest
     rows = list(rows_of(batches))
     assert [row for *_, row in rows] != sorted(row for *_, row in rows)
     for prompt, ids, _, row in rows:
@@ -176,10 +176,10 @@ def test_rows_know_their_group_after_the_shuffle():
 
 
 def test_a_rollout_without_any_reward_counts_nowhere():
-    built_trainer = trainer(reward=some)
-    before = built_trainer.model.table.detach().clone()
-    loss, gradient, batches = built_trainer.optimiser_step(PROMPTS)
-    scored = built_trainer._batch_by_mode["train"]
+    trainer = make_trainer(reward=some)
+    before = trainer.model.table.detach().clone()
+    loss, gradient, batches = trainer.optimiser_step(PROMPTS)
+    scored = trainer._batch_by_mode["train"]
     assert 0 < int((~scored.forest.scored).sum()) < 16
     assert not scored.credit[scored.forest.entries_of(~scored.forest.scored)].any()
     expected, slope = dapo_by_hand(before, batches, some)
@@ -188,16 +188,16 @@ def test_a_rollout_without_any_reward_counts_nowhere():
 
 
 def test_tokens_of_tools_have_neither_credit_nor_gradient():
-    built_trainer = trainer(tools=True)
-    _, _, (batch,) = built_trainer.optimiser_step(PROMPTS)
+    trainer = make_trainer(tools=True)
+    _, _, (batch,) = trainer.optimiser_step(PROMPTS)
     assert not batch["advantages"][:, 1].any() and batch["advantages"][:, 0].any()
     own_completion_mask = batch["completion_mask"] * batch["tool_mask"]
-    assert built_trainer._batch_by_mode["train"].forest.n_entries == int(own_completion_mask.sum())
+    assert trainer._batch_by_mode["train"].forest.n_entries == int(own_completion_mask.sum())
 
 
 def test_all_wrong_groups_move_the_policy_under_ngrpo_only():
-    assert not trainer("grpo@trl", never).optimiser_step(PROMPTS)[1].any()
-    loss, gradient, batches = trainer("ngrpo", never).optimiser_step(PROMPTS)
+    assert not make_trainer("grpo@trl", never).optimiser_step(PROMPTS)[1].any()
+    loss, gradient, batches = make_trainer("ngrpo", never).optimiser_step(PROMPTS)
     assert gradient.norm() > 0.01
     # four equal rewards and a virtual 1: mean 1/5, std sqrt(1/5), so A = -1 / sqrt(5) for each token
     own_completion_mask = batches[0]["completion_mask"].bool()
@@ -206,51 +206,51 @@ def test_all_wrong_groups_move_the_policy_under_ngrpo_only():
 
 
 def test_named_rewards_are_components_of_the_outcome():
-    built_trainer = trainer("grpo@trl", [by_sum, by_length], reward_weights=[1.0, 0.5])
-    built_trainer.optimiser_step(PROMPTS)
-    forest = built_trainer._batch_by_mode["train"].forest
+    trainer = make_trainer("grpo@trl", [by_sum, by_length], reward_weights=[1.0, 0.5])
+    trainer.optimiser_step(PROMPTS)
+    forest = trainer._batch_by_mode["train"].forest
     assert forest.component_names == ("by_sum", "by_length")
     expected = [sum(forest.action(r)) % 5 / 4 + 0.5 * len(forest.action(r)) / 5 for r in range(16)]
     assert forest.outcome.tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_unended_completions_are_cut_and_thresholds_are_verdicts():
-    built_trainer = trainer(success_at=0.75)
-    built_trainer.optimiser_step(PROMPTS)
-    forest = built_trainer._batch_by_mode["train"].forest
+    trainer = make_trainer(success_at=0.75)
+    trainer.optimiser_step(PROMPTS)
+    forest = trainer._batch_by_mode["train"].forest
     for r in range(16):
         assert bool(forest.truncated[r]) == (forest.action(r)[-1] != fake_trl.EOS)
         assert float(forest.success[r]) == float(float(forest.outcome[r]) >= 0.75)
 
 
 def test_evaluation_leaves_the_training_batch_as_it_is():
-    built_trainer = trainer("ngrpo")
-    built_trainer.optimiser_step(PROMPTS)
-    kept_train = built_trainer._batch_by_mode["train"]
-    built_trainer.model.eval()
-    batch = built_trainer._generate_and_score_completions([{"prompt": p} for p in PROMPTS for _ in range(4)])
+    trainer = make_trainer("ngrpo")
+    trainer.optimiser_step(PROMPTS)
+    training_batch = trainer._batch_by_mode["train"]
+    trainer.model.eval()
+    batch = trainer._generate_and_score_completions([{"prompt": p} for p in PROMPTS for _ in range(4)])
     with torch.no_grad():
-        loss = built_trainer.compute_loss(built_trainer.model, batch)
-    assert math.isfinite(float(loss)) and built_trainer._batch_by_mode["train"] is kept_train
-    assert built_trainer._metrics["eval"]["entropy"] and built_trainer._metrics["eval"]["gxpo/clip_fraction"] == [0.0]
+        loss = trainer.compute_loss(trainer.model, batch)
+    assert math.isfinite(float(loss)) and trainer._batch_by_mode["train"] is training_batch
+    assert trainer._metrics["eval"]["entropy"] and trainer._metrics["eval"]["gxpo/clip_fraction"] == [0.0]
 
 
 def test_state_is_saved_with_the_checkpoint(tmp_path):
-    straight = trainer("v05", out=tmp_path)
+    straight = make_trainer("v05", out=tmp_path)
     for _ in range(2):
         straight.optimiser_step(PROMPTS)
     straight._save_checkpoint(None, None)
-    resumed = trainer("v05", out=tmp_path)
+    resumed = make_trainer("v05", out=tmp_path)
     resumed.model.load_state_dict(straight.model.state_dict())
     for name in ("draw", "shuffle"):
         getattr(resumed, name).set_state(getattr(straight, name).get_state())
     resumed.state.global_step, resumed._step = 2, 2
     resumed._load_optimizer_and_scheduler(str(tmp_path / "checkpoint-2"))
-    fresh = trainer("v05", out=tmp_path)
+    fresh = make_trainer("v05", out=tmp_path)
     fresh.model.load_state_dict(straight.model.state_dict())
     for name in ("draw", "shuffle"):
         getattr(fresh, name).set_state(getattr(straight, name).get_state())
-    a, b, c = (built_straight.optimiser_step(PROMPTS)[1] for built_straight in (straight, resumed, fresh))
+    a, b, c = (each.optimiser_step(PROMPTS)[1] for each in (straight, resumed, fresh))
     assert torch.equal(a, b) and not torch.equal(a, c)
     with pytest.raises(CheckpointError, match=r"signal\.task_mean"):
         resumed._load_optimizer_and_scheduler(str(tmp_path))
@@ -258,30 +258,30 @@ def test_state_is_saved_with_the_checkpoint(tmp_path):
 
 def test_the_log_has_the_loss_without_the_entropy_bonus():
     for settings, factor in (({}, 1), ({"loss_type": "grpo"}, 4)):  # a mean over tokens is summed, one of rows averaged
-        plain, built_trainer = trainer(micro=4, **settings), trainer(micro=4, entropy_coef=0.1, **settings)
-        for one in (plain, built_trainer):
+        plain, trainer = make_trainer(micro=4, **settings), make_trainer(micro=4, entropy_coef=0.1, **settings)
+        for one in (plain, trainer):
             one.optimiser_step(PROMPTS)
-        logged = built_trainer._metrics["train"]
+        logged = trainer._metrics["train"]
         parts = [x / factor for x in logged["policy_loss"]]
         assert len(parts) == 4 and logged["entropy_coef"] == [0.1]
-        assert sum(parts) == pytest.approx(trainer(micro=4, **settings).optimiser_step(PROMPTS)[0], abs=1e-6)
+        assert sum(parts) == pytest.approx(make_trainer(micro=4, **settings).optimiser_step(PROMPTS)[0], abs=1e-6)
         assert "policy_loss" not in plain._metrics["train"] and "entropy_coef" not in plain._metrics["train"]
 
 
 def test_dapo_and_lead_run_on_trls_rollouts_and_threshold():
-    overlong = trainer("dapo", overrides={"rollout": "independent"}).gxpo_method.rewards["overlong"]
+    overlong = make_trainer("dapo", overrides={"rollout": "independent"}).gxpo_method.rewards["overlong"]
     assert overlong.max_length == 5
-    assert trainer("grpo_lead", success_at=1.0).optimiser_step(PROMPTS)[1].any()
+    assert make_trainer("grpo_lead", success_at=1.0).optimiser_step(PROMPTS)[1].any()
 
 
 def test_the_log_has_trls_names_and_groups_without_signal():
-    built_trainer = trainer("ngrpo", never)  # every group is all wrong, and ngrpo learns from it
-    built_trainer.optimiser_step(PROMPTS)
-    assert built_trainer._metrics["train"]["gxpo/zero_signal_groups"] == [0.0]
-    built_trainer = trainer("grpo@trl", never)
-    built_trainer.optimiser_step(PROMPTS)
-    assert built_trainer._metrics["train"]["gxpo/zero_signal_groups"] == [1.0]
-    moved = trainer("grpo@trl", micro=8, num_iterations=2)
+    trainer = make_trainer("ngrpo", never)  # every group is all wrong, and ngrpo learns from it
+    trainer.optimiser_step(PROMPTS)
+    assert trainer._metrics["train"]["gxpo/zero_signal_groups"] == [0.0]
+    trainer = make_trainer("grpo@trl", never)
+    trainer.optimiser_step(PROMPTS)
+    assert trainer._metrics["train"]["gxpo/zero_signal_groups"] == [1.0]
+    moved = make_trainer("grpo@trl", micro=8, num_iterations=2)
     for _ in range(2):
         moved.optimiser_step(PROMPTS, lr=30.0)
     logged = moved._metrics["train"]
@@ -292,36 +292,36 @@ def test_the_log_has_trls_names_and_groups_without_signal():
 
 
 def test_a_checkpoint_of_another_method_is_refused(tmp_path):
-    built_trainer = trainer("rloo", out=tmp_path, overrides={"objective.clip_high": 0.3})
-    built_trainer.optimiser_step(PROMPTS)
-    built_trainer._save_checkpoint(None, None)
+    trainer = make_trainer("rloo", out=tmp_path, overrides={"objective.clip_high": 0.3})
+    trainer.optimiser_step(PROMPTS)
+    trainer._save_checkpoint(None, None)
     folder = str(tmp_path / "checkpoint-1")
-    trainer("rloo", out=tmp_path, epsilon_high=0.3)._load_optimizer_and_scheduler(folder)
+    make_trainer("rloo", out=tmp_path, epsilon_high=0.3)._load_optimizer_and_scheduler(folder)
     with pytest.raises(
         CheckpointError,
         match=r"method rloo, .*has ngrpo .*credit=default there and pseudo_rollouts here.*start another",
     ):
-        trainer("ngrpo", overrides={"objective.clip_high": 0.3})._load_optimizer_and_scheduler(folder)
+        make_trainer("ngrpo", overrides={"objective.clip_high": 0.3})._load_optimizer_and_scheduler(folder)
     with pytest.raises(CheckpointError, match=r"objective\.clip_high=0\.3 there and default here"):
-        trainer("rloo")._load_optimizer_and_scheduler(folder)
-    trainer("ngrpo")._load_optimizer_and_scheduler(str(tmp_path))  # of TRL without gxpo: a start like any other
+        make_trainer("rloo")._load_optimizer_and_scheduler(folder)
+    make_trainer("ngrpo")._load_optimizer_and_scheduler(str(tmp_path))  # of TRL without gxpo: a start like any other
 
 
 def test_the_model_card_names_the_method(tmp_path):
-    built_trainer = trainer("rloo", output_dir=str(tmp_path))
-    built_trainer.create_model_card()
+    trainer = make_trainer("rloo", output_dir=str(tmp_path))
+    trainer.create_model_card()
     assert "`rloo`" in (text := (tmp_path / "README.md").read_text()) and "`credit.center`: leave_one_out" in text
     assert text.startswith("# a card")
 
 
 def test_compositions_and_overrides_are_those_of_gxpo_method():
-    built_trainer = trainer("ngrpo+gspo", overrides={"objective": "gspo"})
-    assert built_trainer.gxpo_method.terms["policy"].ratio == RATIOS["sequence"]()
-    assert built_trainer.optimiser_step(PROMPTS)[1].any()
-    assert trainer(overrides={"rollout": "independent"}).gxpo_method.name == "grpo@trl"
+    trainer = make_trainer("ngrpo+gspo", overrides={"objective": "gspo"})
+    assert trainer.gxpo_method.terms["policy"].ratio == RATIOS["sequence"]()
+    assert trainer.optimiser_step(PROMPTS)[1].any()
+    assert make_trainer(overrides={"rollout": "independent"}).gxpo_method.name == "grpo@trl"
     for key, value in (("objectiv", "gspo"), ("weights", "tis"), ("credit.scal", "dr_grpo"), ("objectiv", {})):
         with pytest.raises(ConfigError, match=f"unknown key '{key}'; did you mean"):
-            trainer("rloo", overrides={key: value})
+            make_trainer("rloo", overrides={key: value})
 
 
 def test_a_reference_pulls_with_the_coefficient_of_the_method(monkeypatch):
@@ -333,7 +333,7 @@ def test_a_reference_pulls_with_the_coefficient_of_the_method(monkeypatch):
         return {**out, "ref_per_token_logps": reference}
 
     monkeypatch.setattr(fake_trl.GRPOTrainer, "_generate_and_score_completions", with_reference)
-    pulled = trainer("grpo@trl", never, overrides={"objective.kl.coef": 0.5}, beta=0.5)
+    pulled = make_trainer("grpo@trl", never, overrides={"objective.kl.coef": 0.5}, beta=0.5)
     before = pulled.model.table.detach().clone().requires_grad_()
     loss, gradient, batches = pulled.optimiser_step(PROMPTS)
     total, count = 0.0, 0
@@ -371,6 +371,6 @@ if INSTALLED:
 
     @pytest.mark.parametrize("case", ["default", "accumulated", "twice"])
     def test_the_installed_trl_takes_the_same_three_steps(check, case, tmp_path):
-        rows = check.against_trl(case, check.saved_model(tmp_path))
+        rows = check.against_trl(case, check.save_model(tmp_path))
         assert len(rows) >= 3
         assert all(max(row["loss"], row["gradient"]) < 1e-5 for row in rows), rows

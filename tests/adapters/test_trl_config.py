@@ -67,9 +67,9 @@ def test_a_call_with_every_field_states_the_command_line(monkeypatch):
 
 
 def test_a_note_is_no_field_and_changes_no_comparison():
-    given_config = Config(epsilon=0.2)
+    trl_config = Config(epsilon=0.2)
     assert (
-        given_config == Config()
-        and repr(given_config) == repr(Config())
-        and dataclasses.asdict(given_config) == dataclasses.asdict(Config())
+        trl_config == Config()
+        and repr(trl_config) == repr(Config())
+        and dataclasses.asdict(trl_config) == dataclasses.asdict(Config())
     )

@@ -46,14 +46,14 @@ class Events:
 @pytest.fixture
 def logs(monkeypatch: pytest.MonkeyPatch) -> list[RunLog]:
     """What is examined; the diagnosis is always the same."""
-    seen_records: list[RunLog] = []
+    logs: list[RunLog] = []
 
     def examine(log: RunLog) -> Diagnosis:
-        seen_records.append(log)
+        logs.append(log)
         return Diagnosis(log.source, log.read, [SICK], progress="reward 0.25 -> 0.25")
 
     monkeypatch.setattr(live_module, "Live", partial(live_module.Live, examine=examine, share=1e9))
-    return seen_records
+    return logs
 
 
 def test_rows_settings_and_weights(tmp_path, logs, capsys):

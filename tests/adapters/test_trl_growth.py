@@ -56,14 +56,14 @@ class Reward:
         return [float(self.right(ids)) for ids in completion_ids]
 
 
-def trainer(method="dapo", micro=16, *, reward=None, overrides=None, out=None, dataset=None, **settings):
+def make_trainer(method="dapo", micro=16, *, reward=None, overrides=None, out=None, dataset=None, **settings):
     parts = 16 // micro
     start = {"gradient_accumulation_steps": parts, "steps_per_generation": parts, "per_device_train_batch_size": micro}
-    listed_settings = {"success_at": 1.0, **{k: settings.pop(k) for k in ("success_at", "solutions") if k in settings}}
+    options = {"success_at": 1.0, **{k: settings.pop(k) for k in ("success_at", "solutions") if k in settings}}
     config = Config(**{**start, **settings})
     return GrownTrainer(
         small(), Reward() if reward is None else reward, config, out=out, method=method, overrides=overrides,
-        dataset=dataset, **listed_settings,
+        dataset=dataset, **options,
     )  # fmt: skip
 
 
@@ -97,76 +97,74 @@ def groups_of(forest):
 # ---------------------------------------------------------------- dynamic sampling
 def test_dapo_trains_mixed_groups_alone_and_draws_further_rows():
     reward = Reward()
-    built_trainer = trainer(reward=reward, seed=5)
-    step(built_trainer)
-    forest = built_trainer._batch_by_mode["train"].forest
+    trainer = make_trainer(reward=reward, seed=5)
+    step(trainer)
+    forest = trainer._batch_by_mode["train"].forest
     verdicts = groups_of(forest)
     assert len(verdicts) == 4 and all(len(set(v)) == 2 and len(v) == 4 for v in verdicts.values())
     # groups without both verdicts were sampled too: 8 groups of 4, of which the last prompts are new
     prompts = [prompt for prompt, _ in reward.shown]
     assert len(prompts) > 16 and prompts[:16:4] == TEXTS[:4] and set(prompts[16:32]) == set(TEXTS[4:])
-    assert built_trainer._metrics["train"]["gxpo/sampled"] == [len(prompts)]
-    assert built_trainer._metrics["train"]["gxpo/discarded"] == [len(prompts) - 16]
+    assert trainer._metrics["train"]["gxpo/sampled"] == [len(prompts)]
+    assert trainer._metrics["train"]["gxpo/discarded"] == [len(prompts) - 16]
 
 
 def test_a_step_of_dapo_is_that_of_gxpos_own_trainer():
-    built_trainer = trainer(seed=5)
-    loss, gradient, _ = step(built_trainer)
-    batch, learner = batch_of_our_trainer(built_trainer)
+    trainer = make_trainer(seed=5)
+    loss, gradient, _ = step(trainer)
+    batch, learner = batch_of_our_trainer(trainer)
     slope = learner.gradient(batch.forest, batch.loss, names=names_of(batch.method), couples=batch.method.couples)
-    own_slopes = torch.cat([slope[name].flatten() for name, _ in built_trainer.model.named_parameters()])
+    own_slopes = torch.cat([slope[name].flatten() for name, _ in trainer.model.named_parameters()])
     assert loss == pytest.approx(float(batch.loss(learner.outputs(batch.forest, names_of(batch.method)))), abs=1e-6)
     assert own_slopes.norm() > 1e-3 and (own_slopes - gradient).norm() < 1e-6 * own_slopes.norm()
 
 
 @pytest.mark.parametrize("micro", [8, 2])
 def test_accumulated_micro_batches_add_up_to_the_step(micro):
-    loss, gradient, _ = step(trainer(seed=5))
-    parts, slope, batches = step(trainer(micro=micro, seed=5))
+    loss, gradient, _ = step(make_trainer(seed=5))
+    parts, slope, batches = step(make_trainer(micro=micro, seed=5))
     assert len(batches) == 16 // micro
     assert parts == pytest.approx(loss, abs=1e-6) and (gradient - slope).norm() < 1e-6 * gradient.norm()
 
 
 def test_a_second_pass_trains_the_rollouts_of_the_first():
     reward = Reward()
-    built_trainer = trainer(reward=reward, num_iterations=2, seed=5)
-    step(built_trainer)
-    sampled, scored = len(reward.shown), built_trainer._batch_by_mode["train"]
-    step(built_trainer)
-    assert len(reward.shown) == sampled and built_trainer._batch_by_mode["train"] is scored
-    step(built_trainer)
-    assert len(reward.shown) > sampled and built_trainer._batch_by_mode["train"].forest.id[0].startswith("s2/")
+    trainer = make_trainer(reward=reward, num_iterations=2, seed=5)
+    step(trainer)
+    sampled, scored = len(reward.shown), trainer._batch_by_mode["train"]
+    step(trainer)
+    assert len(reward.shown) == sampled and trainer._batch_by_mode["train"] is scored
+    step(trainer)
+    assert len(reward.shown) > sampled and trainer._batch_by_mode["train"].forest.id[0].startswith("s2/")
 
 
 def test_counters_hold_all_that_was_sampled_and_the_log_what_is_trained():
     reward = Reward()
-    built_trainer = trainer(reward=reward, seed=5)
-    step(built_trainer)
+    trainer = make_trainer(reward=reward, seed=5)
+    step(trainer)
     tokens = sum(len(TOKENIZER(prompt).input_ids) + len(ids) for prompt, ids in reward.shown)
-    assert built_trainer.state.num_input_tokens_seen == tokens and built_trainer._metrics["train"]["num_tokens"] == [
-        tokens
-    ]
-    assert built_trainer._metrics["train"]["frac_reward_zero_std"] == [0.0]
+    assert trainer.state.num_input_tokens_seen == tokens and trainer._metrics["train"]["num_tokens"] == [tokens]
+    assert trainer._metrics["train"]["frac_reward_zero_std"] == [0.0]
     right = sum(sum(ids) % 3 == 0 for _, ids in reward.shown)
-    assert built_trainer._metrics["train"]["gxpo/sampled_reward"] == [pytest.approx(right / len(reward.shown))]
-    forest = built_trainer._batch_by_mode["train"].forest
-    assert list(built_trainer._logs["completion"]) == [forest.action(r) for r in range(16)]
-    assert list(built_trainer._logs["rewards"]["third"]) == forest.success.tolist()
-    assert len(built_trainer._logs["advantages"]) == len(built_trainer._logs["prompt"]) == 16
+    assert trainer._metrics["train"]["gxpo/sampled_reward"] == [pytest.approx(right / len(reward.shown))]
+    forest = trainer._batch_by_mode["train"].forest
+    assert list(trainer._logs["completion"]) == [forest.action(r) for r in range(16)]
+    assert list(trainer._logs["rewards"]["third"]) == forest.success.tolist()
+    assert len(trainer._logs["advantages"]) == len(trainer._logs["prompt"]) == 16
 
 
 def test_fewer_groups_than_asked_fill_the_batch_with_empty_rows():
     # one prompt of four has mixed groups; TRL cuts its batch into 8 equal parts
     reward = Reward()
     settings = {"reward": reward, "overrides": {"rollout.max_batches": 1}, "seed": 5}
-    loss, gradient, _ = step(trainer(**settings))
-    built_trainer = trainer(micro=2, **settings)
-    built_trainer._generate_single_turn = with_few_mixed(built_trainer._generate_single_turn)
-    full_trainer = trainer(**settings)
+    loss, gradient, _ = step(make_trainer(**settings))
+    trainer = make_trainer(micro=2, **settings)
+    trainer._generate_single_turn = with_few_mixed(trainer._generate_single_turn)
+    full_trainer = make_trainer(**settings)
     full_trainer._generate_single_turn = with_few_mixed(full_trainer._generate_single_turn)
     loss, gradient, _ = step(full_trainer)
-    parts, slope, batches = step(built_trainer)
-    assert built_trainer._batch_by_mode["train"].forest.n_trajectories == 4
+    parts, slope, batches = step(trainer)
+    assert trainer._batch_by_mode["train"].forest.n_trajectories == 4
     rows = torch.cat([b[adapter.ROW] for b in batches]).tolist()
     assert sorted(rows) == [-1, -1, -1, -1, 0, 1, 2, 3]
     assert parts == pytest.approx(loss, abs=1e-6) and (gradient - slope).norm() < 1e-6 * gradient.norm()
@@ -183,26 +181,26 @@ def with_few_mixed(sample):
 
 
 def test_columns_that_reward_functions_log_belong_to_the_trained_rows():
-    built_trainer = trainer(seed=5)
-    judged = built_trainer.reward_funcs[0]
+    trainer = make_trainer(seed=5)
+    judged = trainer.reward_funcs[0]
 
     def logs(prompts, completion_ids):
-        built_trainer._pending_extra_logs["total"].extend(sum(ids) for ids in completion_ids)
+        trainer._pending_extra_logs["total"].extend(sum(ids) for ids in completion_ids)
         return judged(prompts, completion_ids)
 
-    built_trainer.reward_funcs = [logs]
-    step(built_trainer)
-    forest = built_trainer._batch_by_mode["train"].forest
-    assert list(built_trainer._logs["extra"]["total"]) == [sum(forest.action(r)) for r in range(16)]
+    trainer.reward_funcs = [logs]
+    step(trainer)
+    forest = trainer._batch_by_mode["train"].forest
+    assert list(trainer._logs["extra"]["total"]) == [sum(forest.action(r)) for r in range(16)]
 
 
 # ---------------------------------------------------------------- other rollouts
 def test_stored_groups_come_back_with_their_scores_and_their_log_probs():
-    built_trainer = trainer("r1v2_ssb", seed=5)
-    step(built_trainer)
-    first = built_trainer._batch_by_mode["train"].forest
-    step(built_trainer, TEXTS[4:])
-    forest = built_trainer._batch_by_mode["train"].forest
+    trainer = make_trainer("r1v2_ssb", seed=5)
+    step(trainer)
+    first = trainer._batch_by_mode["train"].forest
+    step(trainer, TEXTS[4:])
+    forest = trainer._batch_by_mode["train"].forest
     back = [r for r, origin in enumerate(forest.origin) if origin == "replay"]
     assert back and forest.n_trajectories == 16 + len(back)
     for r in back:
@@ -212,71 +210,71 @@ def test_stored_groups_come_back_with_their_scores_and_their_log_probs():
             forest.path_behaviour_logprob[forest.path_of(r)], first.path_behaviour_logprob[first.path_of(r_first)]
         )
     # the table of completions has room for all of them
-    assert len(built_trainer._logs["prompt"]) == forest.n_trajectories
+    assert len(trainer._logs["prompt"]) == forest.n_trajectories
 
 
 def test_a_reference_answer_joins_the_group_as_the_policy_would_write_it():
-    built_trainer = trainer("luffy", seed=5)
-    step(built_trainer)
-    forest = built_trainer._batch_by_mode["train"].forest
-    given_origins = [r for r, origin in enumerate(forest.origin) if origin == "demonstration"]
-    assert len(given_origins) == 4 and forest.n_trajectories == 16
+    trainer = make_trainer("luffy", seed=5)
+    step(trainer)
+    forest = trainer._batch_by_mode["train"].forest
+    demonstrations = [r for r, origin in enumerate(forest.origin) if origin == "demonstration"]
+    assert len(demonstrations) == 4 and forest.n_trajectories == 16
     text = TOKENIZER("1 2", add_special_tokens=False).input_ids
     assert (
-        forest.action(given_origins[0])[: len(text)] == text and len(forest.action(given_origins[0])) == len(text) + 1
+        forest.action(demonstrations[0])[: len(text)] == text and len(forest.action(demonstrations[0])) == len(text) + 1
     )
     # nobody sampled it: it has no log-prob, and the ratio of the policy is not over one
-    assert bool(forest.path_behaviour_logprob[forest.path_of(given_origins[0])].isnan().all())
+    assert bool(forest.path_behaviour_logprob[forest.path_of(demonstrations[0])].isnan().all())
 
 
 def test_unequal_numbers_of_attempts_are_one_batch():
-    built_trainer = trainer("ar3po", num_generations=8, overrides={"rollout.stage_size": 4}, seed=5)
-    step(built_trainer, TEXTS[:2])
-    sizes = {g: len(v) for g, v in groups_of(built_trainer._batch_by_mode["train"].forest).items()}
+    trainer = make_trainer("ar3po", num_generations=8, overrides={"rollout.stage_size": 4}, seed=5)
+    step(trainer, TEXTS[:2])
+    sizes = {g: len(v) for g, v in groups_of(trainer._batch_by_mode["train"].forest).items()}
     assert set(sizes.values()) <= {4, 8} and len(sizes) == 2
 
 
 def test_branches_within_answers_are_rows_that_share_tokens():
-    built_trainer = trainer("tree_rl", seed=5)
-    loss, gradient, (batch,) = step(built_trainer)
-    forest = built_trainer._batch_by_mode["train"].forest
+    trainer = make_trainer("tree_rl", seed=5)
+    loss, gradient, (batch,) = step(trainer)
+    forest = trainer._batch_by_mode["train"].forest
     assert forest.n_tokens < len(forest.path_token) + forest.n_trajectories and bool(gradient.any())
     for row, ids, mask in zip(batch[adapter.ROW], batch["completion_ids"], batch["completion_mask"], strict=True):
         assert ids[mask.bool()].tolist() == forest.action(int(row))
-    batch_of_ours, learner = batch_of_our_trainer(built_trainer)
+    batch_of_ours, learner = batch_of_our_trainer(trainer)
     expected = float(batch_of_ours.loss(learner.outputs(batch_of_ours.forest, names_of(batch_of_ours.method))))
     assert loss == pytest.approx(expected, abs=1e-6)
 
 
 def test_rows_at_a_temperature_of_their_own_are_read_at_it():
-    built_trainer = trainer(
+    trainer = make_trainer(
         "erpo", overrides={"rollout.when": "uniform", "rollout.step": 0.5, "rollout.most": 2.0}, seed=5
     )
-    step(built_trainer)
+    step(trainer)
     # every task was met once; those whose group was all alike are hotter now
-    step(built_trainer)
-    forest = built_trainer._batch_by_mode["train"].forest
+    step(trainer)
+    forest = trainer._batch_by_mode["train"].forest
     assert {x["temperature"] for x in forest.sampling} == {1.0, 1.5}
-    logprob = built_trainer._services.learner.outputs(forest, ("logprob",))["logprob"]
+    logprob = trainer._services.learner.outputs(forest, ("logprob",))["logprob"]
     assert torch.allclose(logprob, forest.path_behaviour_logprob, atol=1e-9)
 
 
 def test_a_reference_model_at_one_temperature_is_refused_for_hot_rows():
-    built_trainer = trainer("erpo", seed=5)
-    built_trainer.args.beta = 0.1
+    trainer = make_trainer("erpo", seed=5)
+    trainer.args.beta = 0.1
     forest = gxpo.Forest.from_completions([[3]], [[[4]]], rewards=[1.0]).replace(sampling=[{"temperature": 1.5}])
     with pytest.raises(ConfigError, match="temperatures of their own"):
-        built_trainer._has_other_temperatures(forest)
+        trainer._has_other_temperatures(forest)
 
 
 def test_completions_that_were_cut_keep_their_place_and_are_not_trained():
-    built_trainer = trainer(seed=5)
-    built_trainer.mask_truncated_completions = True
-    step(built_trainer)
-    forest = built_trainer._batch_by_mode["train"].forest
+    trainer = make_trainer(seed=5)
+    trainer.mask_truncated_completions = True
+    step(trainer)
+    forest = trainer._batch_by_mode["train"].forest
     cut_P = forest.to_path(forest.truncated, "R")
     assert bool(cut_P.any()) and not bool(forest.path_trainable[cut_P].any())
-    assert bool(forest.path_trainable[~cut_P].all()) and built_trainer.mask_truncated_completions
+    assert bool(forest.path_trainable[~cut_P].all()) and trainer.mask_truncated_completions
 
 
 # ---------------------------------------------------------------- settings
@@ -294,28 +292,26 @@ def test_completions_that_were_cut_keep_their_place_and_are_not_trained():
     ],
 )
 def test_what_was_not_tested_with_grown_rollouts_is_refused_by_name(attribute, value, says):
-    built_trainer = trainer()
-    plain = types.SimpleNamespace(
-        **{**vars(built_trainer), "train_dataset": built_trainer.train_dataset, attribute: value}
-    )
-    assert trl_growth.setting_problems(built_trainer, built_trainer.gxpo_method, "solution") == []
-    (problem,) = trl_growth.setting_problems(plain, built_trainer.gxpo_method, "solution")
+    trainer = make_trainer()
+    plain = types.SimpleNamespace(**{**vars(trainer), "train_dataset": trainer.train_dataset, attribute: value})
+    assert trl_growth.setting_problems(trainer, trainer.gxpo_method, "solution") == []
+    (problem,) = trl_growth.setting_problems(plain, trainer.gxpo_method, "solution")
     assert says in problem
 
 
 @pytest.mark.parametrize("name", ["use_vllm", "use_transformers_continuous_batching"])
 def test_other_samplers_are_refused_by_name(name):
-    built_trainer = trainer()
-    built_trainer.args = types.SimpleNamespace(**{name: True, "temperature": 1.0})
-    (problem,) = trl_growth.setting_problems(built_trainer, built_trainer.gxpo_method, "solution")
+    trainer = make_trainer()
+    trainer.args = types.SimpleNamespace(**{name: True, "temperature": 1.0})
+    (problem,) = trl_growth.setting_problems(trainer, trainer.gxpo_method, "solution")
     assert problem.startswith(f"{name}=True was not tested") and "rollout=dynamic_sampling" in problem
 
 
 def test_a_dataset_without_worked_solutions_is_refused():
     with pytest.raises(ConfigError, match="no column 'worked'; say solutions="):
-        trainer("gcpo_gold", solutions="worked")
-    assert trl_growth.reads_solutions(trainer("gcpo_gold").gxpo_method.rollout)
-    assert not trl_growth.reads_solutions(trainer("dapo").gxpo_method.rollout)
+        make_trainer("gcpo_gold", solutions="worked")
+    assert trl_growth.reads_solutions(make_trainer("gcpo_gold").gxpo_method.rollout)
+    assert not trl_growth.reads_solutions(make_trainer("dapo").gxpo_method.rollout)
 
 
 def test_evaluation_is_refused_where_the_credit_reads_branches():
@@ -329,9 +325,9 @@ def test_evaluation_is_refused_where_the_credit_reads_branches():
 
 
 def test_the_group_size_is_num_generations_unless_the_method_states_one():
-    assert trainer(num_generations=8).gxpo_method.rollout.group_size == 8
+    assert make_trainer(num_generations=8).gxpo_method.rollout.group_size == 8
     with pytest.raises(ConfigError, match=r"rollout.group_size=8; set it to 8"):
-        trainer(overrides={"rollout.group_size": 8})
+        make_trainer(overrides={"rollout.group_size": 8})
 
 
 def test_another_asynchronous_trainer_is_refused_by_name():
@@ -340,13 +336,13 @@ def test_another_asynchronous_trainer_is_refused_by_name():
 
 
 def test_stored_rollouts_are_part_of_the_checkpoint(tmp_path):
-    built_trainer = trainer("r1v2_ssb", out=tmp_path, seed=5)
-    step(built_trainer)
-    built_trainer._save_checkpoint(built_trainer.model, None)
-    other = trainer("r1v2_ssb", out=tmp_path, seed=5)
+    trainer = make_trainer("r1v2_ssb", out=tmp_path, seed=5)
+    step(trainer)
+    trainer._save_checkpoint(trainer.model, None)
+    other = make_trainer("r1v2_ssb", out=tmp_path, seed=5)
     other._load_optimizer_and_scheduler(str(tmp_path / "checkpoint-1"))
-    assert other.gxpo_method.state_dict() == built_trainer.gxpo_method.state_dict()
-    assert built_trainer.gxpo_method.state_dict()["rollout"]["groups"]
+    assert other.gxpo_method.state_dict() == trainer.gxpo_method.state_dict()
+    assert trainer.gxpo_method.state_dict()["rollout"]["groups"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="rollout can't go on without it"):
         other._load_optimizer_and_scheduler(str(tmp_path / "empty"))

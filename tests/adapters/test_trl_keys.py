@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.adapters.fake_trainer import PROMPTS, by_length, by_sum, never, trainer
+from tests.adapters.fake_trainer import PROMPTS, by_length, by_sum, make_trainer, never
 
 import gxpo
 from gxpo.adapters.trl_config import with_defaults
@@ -60,23 +60,21 @@ def test_the_part_named_for_a_setting_without_key_exists():
 
 
 def test_adaptive_entropy_and_its_quantile_are_translated():
-    built_trainer = trainer(use_adaptive_entropy=True, entropy_coef=0.02, entropy_target=1e3, entropy_coef_max=0.027)
-    control = built_trainer.gxpo_method.terms["entropy"].control
+    trainer = make_trainer(use_adaptive_entropy=True, entropy_coef=0.02, entropy_target=1e3, entropy_coef_max=0.027)
+    control = trainer.gxpo_method.terms["entropy"].control
     assert (control.target, control.by, control.least, control.most, control.waits) == (1e3, 0.005, 0.0, 0.027, True)
-    first = built_trainer.optimiser_step(PROMPTS)[0]
-    assert first == pytest.approx(trainer().optimiser_step(PROMPTS)[0])  # no bonus before an entropy is measured
-    built_trainer.optimiser_step(PROMPTS)
+    first = trainer.optimiser_step(PROMPTS)[0]
+    assert first == pytest.approx(make_trainer().optimiser_step(PROMPTS)[0])  # no bonus before an entropy is measured
+    trainer.optimiser_step(PROMPTS)
     # 0.02 + 0.005, then the bound; the losses without the bonus are logged beside
-    logged = built_trainer._metrics["train"]
-    assert logged["entropy_coef"] == pytest.approx([0.025, 0.027]) and built_trainer.entropy_coef == pytest.approx(
-        0.027
-    )
+    logged = trainer._metrics["train"]
+    assert logged["entropy_coef"] == pytest.approx([0.025, 0.027]) and trainer.entropy_coef == pytest.approx(0.027)
     assert len(logged["policy_loss"]) == 2 and logged["policy_loss"][0] == pytest.approx(first)
-    equal = trainer(reward=never, use_adaptive_entropy=True, entropy_target=1e3)
+    equal = make_trainer(reward=never, use_adaptive_entropy=True, entropy_target=1e3)
     for _ in range(2):  # the entropy of a step that moves nothing is measured, too
         equal.optimiser_step(PROMPTS)
     assert equal._metrics["train"]["entropy_coef"] == pytest.approx([0.005, 0.01])
-    high = trainer(top_entropy_quantile=0.25)
+    high = make_trainer(top_entropy_quantile=0.25)
     high.optimiser_step(PROMPTS)
     weight, entropy = high._batch_by_mode["train"].weight, high._batch_by_mode["train"].signals["entropy"]
     bound = float(torch.tensor(sorted(entropy.tolist())).quantile(0.75))
@@ -86,9 +84,9 @@ def test_adaptive_entropy_and_its_quantile_are_translated():
 
 def test_normalize_then_sum_is_translated():
     both = [by_sum, by_length]
-    built_trainer = trainer(reward=both, multi_objective_aggregation="normalize_then_sum", reward_weights=[0.75, 0.25])
-    built_trainer.optimiser_step(PROMPTS)
-    scored = built_trainer._batch_by_mode["train"]
+    trainer = make_trainer(reward=both, multi_objective_aggregation="normalize_then_sum", reward_weights=[0.75, 0.25])
+    trainer.optimiser_step(PROMPTS)
+    scored = trainer._batch_by_mode["train"]
     own_rows = []
     for column in scored.forest.components.unbind(1):
         rows = column.reshape(4, 4)
@@ -97,6 +95,6 @@ def test_normalize_then_sum_is_translated():
     expected = (total - total.mean()) / (total.std() + 1e-4)
     assert scored.credit == pytest.approx(scored.forest.to_path(expected, "R"), abs=1e-6)
     with pytest.raises(ConfigError, match=r"is credit=decoupled here, and rloo has credit\.center=leave_one_out"):
-        trainer("rloo", both, multi_objective_aggregation="normalize_then_sum")
+        make_trainer("rloo", both, multi_objective_aggregation="normalize_then_sum")
     with pytest.raises(ConfigError, match="two have the same name"):
-        trainer("gdpo_multi", [by_sum, by_sum])
+        make_trainer("gdpo_multi", [by_sum, by_sum])

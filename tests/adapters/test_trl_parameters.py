@@ -25,8 +25,8 @@ class Adapted(Sequential):
 
 
 def check(model, optimiser=None, **about):
-    held_sgd = torch.optim.SGD([p for p in model.parameters() if p.requires_grad] or [{"params": []}], 0.1)
-    trainer = types.SimpleNamespace(model=model, optimizer=held_sgd if optimiser is None else optimiser, **about)
+    sgd_of_model = torch.optim.SGD([p for p in model.parameters() if p.requires_grad] or [{"params": []}], 0.1)
+    trainer = types.SimpleNamespace(model=model, optimizer=sgd_of_model if optimiser is None else optimiser, **about)
     return ParameterCheck(trainer)
 
 
@@ -50,14 +50,14 @@ def frozen(model):
 
 def test_an_optimiser_that_moves_nothing_is_refused():
     plain, adapted = Sequential(Linear(2, 2), Linear(2, 1)), Adapted(names=("default",))
-    kept_sgd = sgd(plain_copy := copy.deepcopy(plain))
+    sgd_of_copy = sgd(plain_copy := copy.deepcopy(plain))
     empty = torch.optim.SGD([{"params": []}], 0.1)
     base_alone = torch.optim.SGD(adapted[0].parameters(), 0.1)
     cases = [
         (frozen(copy.deepcopy(plain)), None, r"moves 0 of the model's 4 parameters: all have requires_grad=False; set"),
         (Adapted(), None, r"0 of the model's 5 parameters: all have .*as is_trainable=True of PeftModel"),
         (plain, sgd(copy.deepcopy(plain)), r"0 of the model's 4 parameters: it holds those of another model; make it"),
-        (frozen(plain_copy), kept_sgd, r"all have requires_grad=False"),
+        (frozen(plain_copy), sgd_of_copy, r"all have requires_grad=False"),
         (plain, empty, r"all had requires_grad=False when it was made"),
         (adapted, base_alone, r"those that it holds have requires_grad=False; make it of the 2 that have True"),
     ]

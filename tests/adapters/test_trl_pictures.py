@@ -46,8 +46,8 @@ class Seeing(fake_trl.GRPOTrainer):
     def modalities(self, inputs, out):
         output = [IMAGES[i // 4] for i in range(16)]
         full_prompt_ids = torch.cat([out["prompt_ids"], out["completion_ids"]], 1)
-        built_image_processor = image_processor(output, "pt") | {"num_images": [len(x) for x in output]}
-        return built_image_processor | {"mm_token_type_ids": (full_prompt_ids == MARK).long()} | dict(self.further)
+        inputs_of_pictures = image_processor(output, "pt") | {"num_images": [len(x) for x in output]}
+        return inputs_of_pictures | {"mm_token_type_ids": (full_prompt_ids == MARK).long()} | dict(self.further)
 
 
 class Trainer(adapter.WithMethod, Seeing):
@@ -62,7 +62,7 @@ def by_sum(prompts, completion_ids):
     return [sum(ids) % 5 / 4 for ids in completion_ids]
 
 
-def trainer(method="grpo@trl", micro=4, kind=Trainer, **given):
+def make_trainer(method="grpo@trl", micro=4, kind=Trainer, **given):
     parts = 16 // micro
     config = Config(per_device_train_batch_size=micro, gradient_accumulation_steps=parts, steps_per_generation=parts)
     return kind(SeeingPairs(), by_sum, config, method=method, **given)
@@ -76,7 +76,7 @@ def test_each_micro_batch_hands_on_what_its_own_rows_show():
             calls.append((input_ids, {k: v for k, v in named.items() if k in fake_trl.HANDED}))
             return super()._get_per_token_logps_and_entropies(model, input_ids, *given, **named)
 
-    _, _, batches = trainer(kind=Seen).optimiser_step(PROMPTS)
+    _, _, batches = make_trainer(kind=Seen).optimiser_step(PROMPTS)
     assert len(calls) == len(batches) == 4
     for (ids, given), batch in zip(calls, batches, strict=True):
         assert set(given) == {"pixel_values", "image_grid_thw", "num_images", "mm_token_type_ids"}
@@ -91,9 +91,9 @@ def test_each_micro_batch_hands_on_what_its_own_rows_show():
 @pytest.mark.parametrize("micro", [16, 4, 2])
 def test_the_loss_is_that_of_each_rollout_with_its_own_images(micro):
     """On policy: loss -sum A / tokens, gradient -sum A d log p / tokens, with A = (r - mean) / (std + 1e-4)."""
-    built_trainer = trainer(micro=micro)
+    trainer = make_trainer(micro=micro)
     model = SeeingPairs()
-    loss, gradient, batches = built_trainer.optimiser_step(PROMPTS)
+    loss, gradient, batches = trainer.optimiser_step(PROMPTS)
     rows = {}
     for batch in batches:
         for k, row in enumerate(batch[ROW].tolist()):
@@ -119,11 +119,11 @@ def test_an_unknown_column_for_the_model_is_an_error():
         def forward(self, ids, pixel_values=None, pixel_values_videos=None):
             return super().forward(ids, pixel_values)
 
-    built_trainer = trainer()
-    built_trainer.model, built_trainer.further = Video(), {"pixel_values_videos": torch.ones(16, 3)}
+    trainer = make_trainer()
+    trainer.model, trainer.further = Video(), {"pixel_values_videos": torch.ones(16, 3)}
     with pytest.raises(ConfigError, match="TRL's batch holds 'pixel_values_videos' for the model, which this adapter"):
-        built_trainer.optimiser_step(PROMPTS)
-    other = trainer()
+        trainer.optimiser_step(PROMPTS)
+    other = make_trainer()
     other.further = {"my_scores": torch.ones(16)}
     assert other.optimiser_step(PROMPTS)[1].norm() > 0
 
@@ -137,9 +137,9 @@ def lent(monkeypatch):
 
 @pytest.mark.parametrize("method", ["papo", "vppo"])
 def test_black_patches_give_the_log_probs_of_black_pictures(lent, method):
-    built_trainer = trainer(method, overrides={"signal.masked_observation.share": 1.0})
-    built_trainer.optimiser_step(PROMPTS, lr=0.0)
-    scored, model = built_trainer._batch_by_mode["train"], SeeingPairs()
+    trainer = make_trainer(method, overrides={"signal.masked_observation.share": 1.0})
+    trainer.optimiser_step(PROMPTS, lr=0.0)
+    scored, model = trainer._batch_by_mode["train"], SeeingPairs()
     masked = scored.signals["masked_logprob"]
     for row in range(16):
         message = torch.tensor(scored.forest.action(row))
@@ -147,13 +147,13 @@ def test_black_patches_give_the_log_probs_of_black_pictures(lent, method):
         dark = model.table[before].log_softmax(-1).gather(1, message[:, None]).squeeze(1)
         assert (masked[scored.forest.entries_of(torch.tensor([row]))] - dark).abs().max() < 1e-12
     assert (masked - scored.signals["proximal_logprob"]).abs().max() > 1e-2
-    assert built_trainer._metrics["train"]["gxpo/masked_kl"][0] > 1e-3
+    assert trainer._metrics["train"]["gxpo/masked_kl"][0] > 1e-3
 
 
 def test_one_question_about_two_pictures_is_two_tasks(lent):
-    built_trainer = trainer("papo")
-    built_trainer.optimiser_step(PROMPTS)
-    forest = built_trainer._batch_by_mode["train"].forest
+    trainer = make_trainer("papo")
+    trainer.optimiser_step(PROMPTS)
+    forest = trainer._batch_by_mode["train"].forest
     assert len({int(n) for n in forest.prompt_node}) == 4 and len(set(forest.task)) == 4
     for row in range(16):
         refs = tuple(media.PICTURES.put(x) for x in IMAGES[row // 4])
@@ -161,7 +161,7 @@ def test_one_question_about_two_pictures_is_two_tasks(lent):
 
 
 def test_patches_are_hidden_anew_each_step_and_alike_in_a_group(lent):
-    built_trainer, output = trainer("papo", micro=16, overrides={"signal.masked_observation.patch": 4}), []
+    trainer, output = make_trainer("papo", micro=16, overrides={"signal.masked_observation.patch": 4}), []
 
     class Seen:
         @staticmethod
@@ -169,9 +169,9 @@ def test_patches_are_hidden_anew_each_step_and_alike_in_a_group(lent):
             output.append([[np.asarray(x) for x in own_image] for own_image in images])
             return image_processor(images, return_tensors)
 
-    built_trainer.processing_class = Seen
+    trainer.processing_class = Seen
     for _ in range(2):
-        built_trainer.optimiser_step(PROMPTS)
+        trainer.optimiser_step(PROMPTS)
     plain, first, again, second = output  # each batch's own images are compared with its pixels once
     assert all(np.array_equal(a, np.asarray(b)) for a, b in zip(plain[0], IMAGES[0], strict=True))
     for step in (first, second):
@@ -181,8 +181,8 @@ def test_patches_are_hidden_anew_each_step_and_alike_in_a_group(lent):
     black = [[tuple(np.asarray(x == 0).all(2)[::4, ::4].flat) for x in step[12]] for step in (first, second)]
     assert len(black[0][0]) == 4 and black[0] != black[1]
     for cells, picture in zip(black, (first[12][0], second[12][0]), strict=True):
-        kept_kron = ~np.kron(np.reshape(cells[0], (2, 2)), np.ones((4, 4), dtype=bool))
-        assert not kept_kron.all() and np.array_equal(picture[kept_kron], plain[12][0][kept_kron])
+        visible_mask = ~np.kron(np.reshape(cells[0], (2, 2)), np.ones((4, 4), dtype=bool))
+        assert not visible_mask.all() and np.array_equal(picture[visible_mask], plain[12][0][visible_mask])
 
 
 REFUSED = [
@@ -195,7 +195,7 @@ REFUSED = [
 @pytest.mark.parametrize(("method", "overrides", "says"), REFUSED)
 def test_needs_that_images_rule_out_are_refused(lent, method, overrides, says):
     with pytest.raises(ConfigError, match=f"{method} in TRL {says}"):
-        trainer(method, overrides=overrides).optimiser_step(PROMPTS)
+        make_trainer(method, overrides=overrides).optimiser_step(PROMPTS)
 
 
 class Columns(list):
@@ -222,20 +222,20 @@ def test_data_with_images_is_refused_when_the_trainer_is_made(lent, column, meth
     with pytest.raises(
         ConfigError, match=rf"{method} in TRL {says}.*; train_dataset has a column '{column}'"
     ) as actual:
-        trainer(method, overrides=overrides, kind=over([row]))
+        make_trainer(method, overrides=overrides, kind=over([row]))
     assert "\n" not in str(actual.value)
 
 
 @pytest.mark.parametrize(("method", "overrides", "says"), REFUSED)
 def test_data_without_images_is_taken_by_any_method(lent, method, overrides, says):
     for row in ({"prompt": "how many?"}, {"prompt": "how many?", "images": []}, {"prompt": "?", "image": None}):
-        trainer(method, overrides=overrides, kind=over([row]))
+        make_trainer(method, overrides=overrides, kind=over([row]))
 
 
 @pytest.mark.parametrize("method", ["papo", "vppo", "grpo@trl", "ngrpo"])
 def test_methods_that_work_with_images_are_accepted(lent, method):
-    built_trainer = trainer(method, kind=over([{"prompt": "how many?", "images": IMAGES[0]}]))
-    assert built_trainer.optimiser_step(PROMPTS)[1].norm() > 0
+    trainer = make_trainer(method, kind=over([{"prompt": "how many?", "images": IMAGES[0]}]))
+    assert trainer.optimiser_step(PROMPTS)[1].norm() > 0
 
 
 def test_several_processes_are_refused_beforehand(lent):
@@ -245,34 +245,34 @@ def test_several_processes_are_refused_beforehand(lent):
         )
 
     with pytest.raises(ConfigError, match=r"takes a single process; train_dataset has a column 'images'"):
-        trainer("papo", kind=Two)
+        make_trainer("papo", kind=Two)
 
 
 def test_images_within_answers_and_other_processes_are_refused(lent):
-    built_trainer = trainer("papo")
-    built_trainer.modalities = lambda inputs, out: {
-        **Seeing.modalities(built_trainer, inputs, out),
+    trainer = make_trainer("papo")
+    trainer.modalities = lambda inputs, out: {
+        **Seeing.modalities(trainer, inputs, out),
         "num_images": [3] * 16,
     }
     with pytest.raises(ConfigError, match="images may be in prompts, not in answers"):
-        built_trainer._services.see(
-            built_trainer.modalities([], {n: torch.zeros(16, 1).long() for n in ("prompt_ids", "completion_ids")})
+        trainer._services.see(
+            trainer.modalities([], {n: torch.zeros(16, 1).long() for n in ("prompt_ids", "completion_ids")})
         )
-    other = trainer("papo")
+    other = make_trainer("papo")
     other.accelerator.num_processes = 2
     with pytest.raises(ConfigError, match="takes a single process"):
         other._services.see({"pixel_values": torch.ones(1)})
 
 
 def test_a_processor_with_other_pixel_values_is_refused(lent):
-    built_trainer = trainer("papo")
+    trainer = make_trainer("papo")
 
     def brighter(images, return_tensors):
         return {"pixel_values": image_processor(images, return_tensors)["pixel_values"] + 0.1}
 
-    built_trainer.processing_class = types.SimpleNamespace(image_processor=brighter)
+    trainer.processing_class = types.SimpleNamespace(image_processor=brighter)
     with pytest.raises(ConfigError, match="by itself makes other pixel_values"):
-        built_trainer.optimiser_step(PROMPTS)
+        trainer.optimiser_step(PROMPTS)
 
 
 def test_placeholders_are_shared_out_and_each_run_begins_anew():

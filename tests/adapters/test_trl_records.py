@@ -34,8 +34,8 @@ def test_extremes_of_clip_ratios_are_over_sequences():
         "clip_ratio/low_mean": 2 / 19, "clip_ratio/high_mean": 3 / 19, "clip_ratio/region_mean": 5 / 19,
         "clip_ratio/low_min": 0.0, "clip_ratio/high_max": 0.3,
     }, abs=1e-12)  # fmt: skip
-    single_figures = figures_of("grpo", rows[:1], [-1.0])
-    assert single_figures["clip_ratio/low_min"] == 0.5 and single_figures["clip_ratio/high_max"] == 0.0
+    figures_of_one_row = figures_of("grpo", rows[:1], [-1.0])
+    assert figures_of_one_row["clip_ratio/low_min"] == 0.5 and figures_of_one_row["clip_ratio/high_max"] == 0.0
 
 
 def test_a_bound_for_wrong_answers_is_not_in_trls_figures():

@@ -89,7 +89,7 @@ def test_rows_of_a_generation_batch_have_places_in_their_step():
 
 
 def test_a_prompts_name_is_its_roles_and_texts():
-    asked_fields = [{"role": "user", "content": "2 + 2"}]
+    question = [{"role": "user", "content": "2 + 2"}]
     assert task_name("2 + 2") == task_name("2 + 2") != task_name("2 + 3")
-    assert task_name(asked_fields) == task_name([dict(asked_fields[0], name="anybody")])
-    assert task_name(asked_fields) != task_name([{"role": "system", "content": "2 + 2"}])
+    assert task_name(question) == task_name([dict(question[0], name="anybody")])
+    assert task_name(question) != task_name([{"role": "system", "content": "2 + 2"}])

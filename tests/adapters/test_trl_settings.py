@@ -5,7 +5,7 @@ import contextlib
 import re
 
 import pytest
-from tests.adapters.fake_trainer import trainer
+from tests.adapters.fake_trainer import make_trainer
 from tests.adapters.fake_trl import Config
 from tests.battery import kinds_of_parts
 from tests.thorough import cover_in_lists
@@ -59,7 +59,7 @@ from gxpo.parts.definition import show
 )
 def test_a_need_that_trl_lacks_is_refused_at_construction(spec, settings, says):
     with pytest.raises(ConfigError, match=says):
-        trainer(spec, **settings)
+        make_trainer(spec, **settings)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_need_that_trl_lacks_is_refused_at_construction(spec, settings, says):
     ],
 )  # fmt: skip
 def test_settings_of_trl_become_keys_or_agree_with_them(method, settings, keys):
-    actual = trainer(method, **settings).gxpo_method.keys
+    actual = make_trainer(method, **settings).gxpo_method.keys
     assert {key: actual[key].value for key in keys} == keys
 
 
@@ -119,22 +119,24 @@ AGAINST = [
 def test_a_stated_default_of_trl_can_contradict_a_method():
     silent = []
     for method, setting, value, says in AGAINST:
-        assert trainer(method).gxpo_method.name == method
+        assert make_trainer(method).gxpo_method.name == method
         with pytest.raises(ConfigError) as refused:
-            trainer(method, **{setting: value})
+            make_trainer(method, **{setting: value})
         if says not in str(refused.value) or f"{setting}" not in str(refused.value):
             silent.append(str(refused.value))
     assert not silent
     usual = {"loss_type": "dapo", "scale_rewards": "group", "epsilon": 0.2, "importance_sampling_level": "token",
              "beta": 0.0, "delta": None, "epsilon_high": None, "top_entropy_quantile": 1.0, "entropy_coef": 0.0,
              "sapo_temperature_pos": 1.0, "use_bias_correction_kl": True, "num_iterations": 1}  # fmt: skip
-    assert trainer(**usual).gxpo_method.name == "grpo@trl"
+    assert make_trainer(**usual).gxpo_method.name == "grpo@trl"
     tau = {"sapo_temperature_pos": 1.0}
-    assert trainer("sapo_gate", **tau).gxpo_method.keys["objective.tau_positive"].value == 1.0
+    assert make_trainer("sapo_gate", **tau).gxpo_method.keys["objective.tau_positive"].value == 1.0
     with pytest.raises(ConfigError, match=r"objective\.tau_positive=1\.0 here, and sapo_gate has .*2\.0"):
-        trainer("sapo_gate", overrides={"objective.tau_positive": 2.0}, **tau)
-    assert trainer("vespo@trl", importance_sampling_level="token").gxpo_method.name == "vespo@trl"  # as TRL asks for it
-    stated_method = trainer("grpo", loss_type="dapo").gxpo_method.keys["objective.aggregate"]
+        make_trainer("sapo_gate", overrides={"objective.tau_positive": 2.0}, **tau)
+    assert (
+        make_trainer("vespo@trl", importance_sampling_level="token").gxpo_method.name == "vespo@trl"
+    )  # as TRL asks for it
+    stated_method = make_trainer("grpo", loss_type="dapo").gxpo_method.keys["objective.aggregate"]
     assert (stated_method.value, stated_method.origin) == ("token_mean", "GRPOConfig.loss_type")
 
 
@@ -156,16 +158,12 @@ def test_every_override_that_a_refusal_advises_works(names):
             for actual in re.findall(r"overrides=(\{.*?\})", str(refused.value)):
                 advised += 1
                 try:
-                    built_translate_settings = translate_settings(
-                        Config(**{setting: value}), name, ast.literal_eval(actual)
-                    )
+                    method = translate_settings(Config(**{setting: value}), name, ast.literal_eval(actual))
                 except ConfigError as error:
                     wrong.append((name, setting, actual, str(error)))
                 else:
                     wrong += [
-                        (name, k)
-                        for k, v in ast.literal_eval(actual).items()
-                        if show(built_translate_settings.keys[k].value) != show(v)
+                        (name, k) for k, v in ast.literal_eval(actual).items() if show(method.keys[k].value) != show(v)
                     ]
     assert not wrong and advised > 20
 

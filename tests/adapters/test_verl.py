@@ -150,16 +150,16 @@ def test_every_method_is_registered_or_says_why_not(core, monkeypatch):
     assert {"gxpo/gspo", "gxpo/gmpo", "gxpo/cispo", "gxpo/dapo", "gxpo/rloo+gspo"} <= set(core.losses)
     rewards, mask, uid = batch(2)
     for name, advantages in core.estimators.items():
-        given_settings = {"token_level_rewards": rewards, "response_mask": mask, "index": uid}
-        actual, _ = advantages(**given_settings, config={adapter.SUCCESS_AT: 1.0})
+        inputs = {"token_level_rewards": rewards, "response_mask": mask, "index": uid}
+        actual, _ = advantages(**inputs, config={adapter.SUCCESS_AT: 1.0})
         assert actual.shape == mask.shape and bool(actual.isfinite().all()), name
         assert not actual[~mask.bool()].any(), name
 
 
 def test_a_misspelt_override_with_a_methods_name_is_refused(core):
-    for built_estimator in (adapter.estimator, adapter.policy_loss, adapter.register):
+    for function in (adapter.estimator, adapter.policy_loss, adapter.register):
         with pytest.raises(ConfigError, match="unknown key 'objectiv'; did you mean 'objective'"):
-            built_estimator("rloo", {"objectiv": "gspo"})
+            function("rloo", {"objectiv": "gspo"})
 
 
 def test_a_composition_of_ones_own_has_a_name_of_ones_own(core, monkeypatch):

@@ -76,8 +76,8 @@ def test_the_mask_of_fixed_thresholds(drawn: list) -> None:
         "state_norm": torch.tensor([sum(map(abs, h)) for _, h, _, _ in drawn], dtype=F64),
     }
     actual = m.token_weights(forest, torch.tensor([a for *_, a in drawn], dtype=F64), signals)
-    kept_values = [float(abs(x) < most_gain and y < most_shift) for x, y in expected]
-    assert actual.tolist() == kept_values and 0 < sum(kept_values) < 8
+    masks = [float(abs(x) < most_gain and y < most_shift) for x, y in expected]
+    assert actual.tolist() == masks and 0 < sum(masks) < 8
 
 
 def test_the_recipe() -> None:

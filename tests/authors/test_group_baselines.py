@@ -51,9 +51,9 @@ def clipped(credit: Sequence[float], scale: Sequence[float], width: float = 0.2)
     for a, row, s in zip(credit, GAPS, scale, strict=True):
         for d in row:
             rho = math.exp(d)
-            plain, held_rho = -a * rho, -a * min(max(rho, 1.0 - width), 1.0 + width)
-            total += s * max(plain, held_rho)
-            slopes.append(s * -a * rho if plain >= held_rho else 0.0)
+            plain, clipped_term = -a * rho, -a * min(max(rho, 1.0 - width), 1.0 + width)
+            total += s * max(plain, clipped_term)
+            slopes.append(s * -a * rho if plain >= clipped_term else 0.0)
     return total, slopes
 
 
@@ -86,10 +86,10 @@ def test_w_reinforce() -> None:
 def test_psr_and_nsr_up_to_their_denominator(mode: str, positive: float, negative: float) -> None:
     """The same file, lines 143-146, and ray_trainer.py, lines 1191-1200: PSR keeps the right rows, NSR the wrong ones,
     and the mean is over their tokens. In gxpo the others weigh 0 and count: the loss is less by the share of tokens."""
-    kept_flags = [r == (mode == "positive") for r in SCORE]
-    tokens = sum(n for n, own_value in zip(FLAT, kept_flags, strict=True) if own_value)
+    is_kept = [r == (mode == "positive") for r in SCORE]
+    tokens = sum(n for n, own_value in zip(FLAT, is_kept, strict=True) if own_value)
     expected = [r if mode == "positive" else r - 1.0 for r in SCORE]
-    loss, slopes = clipped(expected, [float(own_value) / tokens for own_value in kept_flags])
+    loss, slopes = clipped(expected, [float(own_value) / tokens for own_value in is_kept])
     _, actual, gradient = run("psr_nsr", {"weight.by_sign.positive": positive, "weight.by_sign.negative": negative})
     share = tokens / sum(FLAT)
     assert actual == pytest.approx(share * loss, abs=1e-12)

@@ -49,12 +49,12 @@ def likeness(predicted: dict[str, Any], gold: dict[str, Any]) -> float:
 
 def turn_rewards(turns: list[dict[str, Any]], gold: list[dict[str, Any]], expected: str) -> list[float]:
     """Calls of turns without an answer, the most alike pair first, each call and each gold one once; then the means."""
-    built_values = [(t, c) for t, turn in enumerate(turns) if "answer" not in turn for c in turn["calls"]]
+    calls = [(t, c) for t, turn in enumerate(turns) if "answer" not in turn for c in turn["calls"]]
     pairs = sorted(
-        ((likeness(c, g), i, j) for i, (_, c) in enumerate(built_values) for j, g in enumerate(gold)),
+        ((likeness(c, g), i, j) for i, (_, c) in enumerate(calls) for j, g in enumerate(gold)),
         key=lambda pair: (-pair[0], pair[1], pair[2]),
     )
-    worth, taken = [0.0] * len(built_values), set[int]()
+    worth, taken = [0.0] * len(calls), set[int]()
     placed = set[int]()
     for score, i, j in pairs:
         if score > 0 and i not in placed and j not in taken:
@@ -63,7 +63,7 @@ def turn_rewards(turns: list[dict[str, Any]], gold: list[dict[str, Any]], expect
             taken.add(j)
     out = []
     for t, turn in enumerate(turns):
-        own_worths = [w for w, (at, _) in zip(worth, built_values, strict=True) if at == t]
+        own_worths = [w for w, (at, _) in zip(worth, calls, strict=True) if at == t]
         out.append(
             f1(turn["answer"], expected)
             if "answer" in turn

@@ -258,8 +258,8 @@ def test_fg_expo_draws_by_a_moving_average() -> None:
     sampler = keys_of("fg_expo")
     assert (sampler["tasks.sampler.discount"], sampler["objective.kl.coef"]) == (0.9, 0.02)
     weights = [math.exp(-((x - 0.5) ** 2) / (2 * 0.1225)) for x in smoothed]
-    built_value = part_at("tasks.sampler", sampler["tasks.sampler"])(discount=0.9)
-    assert built_value.weights({"smoothed": column}).tolist() == pytest.approx([w / sum(weights) for w in weights])
+    sampler_part = part_at("tasks.sampler", sampler["tasks.sampler"])(discount=0.9)
+    assert sampler_part.weights({"smoothed": column}).tolist() == pytest.approx([w / sum(weights) for w in weights])
     restored = SuccessRates(discount=0.9, prior=2.0, window=3)
     restored.load_state_dict(rates.state_dict())
     assert restored.column("smoothed", list(visits)).tolist() == column.tolist()
@@ -280,12 +280,12 @@ def test_fg_expo_scales_its_kl_by_accuracy() -> None:
 def test_drive_keeps_72_then_50_then_25_of_175() -> None:
     """arXiv 2511.06307v1, section 3.2: the hardest cases of its three phases."""
     keys = keys_of("drive")
-    built_value = part_at("tasks.sampler", keys["tasks.sampler"])(shares=keys["tasks.sampler.shares"])
+    sampler_part = part_at("tasks.sampler", keys["tasks.sampler"])(shares=keys["tasks.sampler.shares"])
     rate = torch.tensor([((37 * i) % 175) / 175 for i in range(175)], dtype=F64)
     order = sorted(range(175), key=lambda i: float(rate[i]))
-    for drawn_value, kept_count in ((0.0, 175), (1.0, 72), (2.0, 50), (3.0, 25), (9.0, 25)):
-        weights = built_value.weights({"rate": rate, "drawn": torch.full((175,), drawn_value, dtype=F64)})
-        assert {i for i in range(175) if weights[i] > 0} == set(order[:kept_count])
+    for draw, n_kept in ((0.0, 175), (1.0, 72), (2.0, 50), (3.0, 25), (9.0, 25)):
+        weights = sampler_part.weights({"rate": rate, "drawn": torch.full((175,), draw, dtype=F64)})
+        assert {i for i in range(175) if weights[i] > 0} == set(order[:n_kept])
 
 
 # ---------------------------------------------------------------- fiberpo: arXiv 2604.03044, section 3.3.1

@@ -25,12 +25,12 @@ REWARDS = [[1.0, 0.0, 0.0, 0.5], [0.2, 0.2], [0.0, 1.0, 1.0]]
 
 def theirs(window: int = 8, least: int = 8, falling: float = 0.1) -> list[float]:
     """The coefficient of every step; 0 where the old batch is not trained on."""
-    held_values: list[float] = []
+    history: list[float] = []
     out = []
     for step, now in enumerate(MEANS):
-        held_values = [*held_values, now][-window:]
-        before = held_values[:-1]
-        if step == 0 or len(held_values) < least:
+        history = [*history, now][-window:]
+        before = history[:-1]
+        if step == 0 or len(history) < least:
             out.append(0.0)
             continue
         sigma = math.sqrt(sum((x - statistics.fmean(before)) ** 2 for x in before) / len(before))
@@ -71,11 +71,11 @@ def test_the_coefficient_of_the_paper() -> None:
 def test_the_older_version_compares_a_step_with_itself() -> None:
     """@7f48e23 stores each mean twice, once before it is compared: of 8 values the current step is one, and 4 earlier
     steps are the others. Neither form of gxpo's signal gives this."""
-    held_values: list[float] = []
+    history: list[float] = []
     for now in MEANS:
-        held_values = [*held_values, now][-8:]
-        at_work = list(held_values)
-        held_values = [*held_values, now][-8:]
+        history = [*history, now][-8:]
+        at_work = list(history)
+        history = [*history, now][-8:]
     assert at_work == [0.60, 0.38, 0.38, 0.52, 0.52, 0.33, 0.33, 0.47]
     xi = (at_work[-1] - statistics.fmean(at_work)) / statistics.pstdev(at_work)
     assert xi == pytest.approx(0.305852, abs=1e-6)

@@ -25,8 +25,8 @@ def graded(method, forest, log_ratio, credit=None, keys=None, entropy=None, beha
     x = (gap - 1.3 if logprob is None else torch.tensor(logprob, dtype=F64)).requires_grad_()
     old = x.detach() - gap
     below = old if behaviour is None else torch.tensor(behaviour, dtype=F64)
-    given_entropy = None if entropy is None else torch.tensor(entropy, dtype=F64)
-    policy = gxpo.PolicyTokens(x, below, entropy=given_entropy, proximal_logprob=old)
+    entropy_P = None if entropy is None else torch.tensor(entropy, dtype=F64)
+    policy = gxpo.PolicyTokens(x, below, entropy=entropy_P, proximal_logprob=old)
     advantage_P = m.advantages(forest) if credit is None else torch.tensor(credit, dtype=F64)
     value = m.loss(forest, policy, advantages=advantage_P).value
     return float(value.detach()), torch.autograd.grad(value, x)[0].tolist(), advantage_P.tolist()
@@ -43,9 +43,9 @@ GAP = [math.log(r) for r in RATIO]
 def gppo_token(r, a, low, high, c):
     """max(-A r, -A clip(r, low / stop(r) r, high / stop(r) r)), and for A < 0 no more than -A c: value, slope."""
     inside, slope = -a * r, -a * r
-    held_low = min(max(r, low), high)
-    if -a * held_low > inside:
-        inside = slope = -a * held_low  # the bound carries r / stop(r)
+    clipped_ratio = min(max(r, low), high)
+    if -a * clipped_ratio > inside:
+        inside = slope = -a * clipped_ratio  # the bound carries r / stop(r)
     if a < 0 and -a * c < inside:
         return -a * c, 0.0
     return inside, slope

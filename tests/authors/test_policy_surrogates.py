@@ -30,8 +30,8 @@ def of_gxpo(
     x = torch.tensor([v for row in new for v in row], dtype=F64, requires_grad=True)
     policy = gxpo.PolicyTokens(x, torch.tensor([v for row in old for v in row], dtype=F64))
     each = credit if isinstance(credit[0], Sequence) else [[a] * len(row) for a, row in zip(credit, new, strict=True)]
-    given_eaches = torch.tensor([a for row in each for a in row], dtype=F64)
-    loss = gxpo.method(name, keys).loss(forest, policy, advantages=given_eaches).value
+    credit_P = torch.tensor([a for row in each for a in row], dtype=F64)
+    loss = gxpo.method(name, keys).loss(forest, policy, advantages=credit_P).value
     (slopes,) = torch.autograd.grad(loss, x)
     return float(loss.detach()), slopes.tolist()
 
@@ -86,12 +86,12 @@ def test_vespo_over_the_policy_that_trained() -> None:
     middle = [[q + d for q, d in zip(row, (0.1, -0.2, 0.3, 0.05), strict=False)] for row in OLD]
     x = torch.tensor([v for row in NEW for v in row], dtype=F64)
     forest = Forest.from_completions([[1]], [[[2] * len(row) for row in NEW]], [0.0] * len(NEW))
-    given_credits = torch.tensor([a for a, row in zip(CREDIT, NEW, strict=True) for _ in row], dtype=F64)
+    credit_P = torch.tensor([a for a, row in zip(CREDIT, NEW, strict=True) for _ in row], dtype=F64)
     sampler, proximal = (torch.tensor([v for row in r for v in row], dtype=F64) for r in (OLD, middle))
     policy = gxpo.PolicyTokens(x, sampler, proximal_logprob=proximal)
     for over, below in (("behaviour", OLD), ("proximal", middle)):
         m = gxpo.method("vespo", {"objective.ratio_over": over})
-        loss = float(m.loss(forest, policy, advantages=given_credits).value)
+        loss = float(m.loss(forest, policy, advantages=credit_P).value)
         assert loss == pytest.approx(vespo(NEW, below, CREDIT)[0], abs=1e-9)
 
 
@@ -115,11 +115,11 @@ def test_clip_cov_where_every_candidate_is_taken() -> None:
     for row, below, credit in zip(NEW, OLD, SPREAD, strict=True):
         for p, q, a in zip(row, below, credit, strict=True):
             rho = math.exp(p - q)
-            plain, held_rho = -a * rho, -a * min(max(rho, 0.0), 2.0)
-            out = 1.0 < covariance[i] < 5.0 and not held_rho > plain
+            plain, clipped_term = -a * rho, -a * min(max(rho, 0.0), 2.0)
+            out = 1.0 < covariance[i] < 5.0 and not clipped_term > plain
             dropped.append(out)
-            total += 0.0 if out else max(plain, held_rho) / n
-            slopes.append(0.0 if out or held_rho > plain else -a * rho / n)
+            total += 0.0 if out else max(plain, clipped_term) / n
+            slopes.append(0.0 if out or clipped_term > plain else -a * rho / n)
             i += 1
     assert sum(dropped) == 3 and max(covariance) > 1 > min(covariance)
     actual, gradient = of_gxpo("clip_cov@paper", {"objective.covariance_share": 1.0}, credit=SPREAD)
@@ -137,12 +137,12 @@ def test_clip_cov_by_default_drops_one_of_the_candidates() -> None:
 
 def test_a_ratio_beyond_two_is_cut_and_one_of_a_seventh_is_not() -> None:
     """The scripts' clip of 1 to both sides: [1 - 1, 1 + 1]. PPO's, 0.2 and 0.2, cuts both tokens of the two rows."""
-    given_columns = {"new": [[-0.1], [-3.0]], "old": [[-1.0], [-1.1]], "credit": [1.0, -1.0]}
+    columns = {"new": [[-0.1], [-3.0]], "old": [[-1.0], [-1.1]], "credit": [1.0, -1.0]}
     none = {"objective.covariance_low": 4.99}  # nothing is drawn
-    loss, slopes = of_gxpo("clip_cov@paper", none, **given_columns)
+    loss, slopes = of_gxpo("clip_cov@paper", none, **columns)
     assert slopes == pytest.approx([0.0, math.exp(-1.9) / 2])
     assert loss == pytest.approx((-2.0 + math.exp(-1.9)) / 2)
-    _, narrow = of_gxpo("clip_cov", none, **given_columns)
+    _, narrow = of_gxpo("clip_cov", none, **columns)
     assert narrow == [0.0, 0.0]
 
 
@@ -176,10 +176,10 @@ def dppo(
             else:
                 kl = q * (lq - lp) + (1 - q) * math.log((1.0 - q + 1e-8) / (1.0 - p + 1e-8))
                 high, low = kl > bound and p > q, kl > bound and p < q
-            kept_value = 0.0 if (high if a > 0 else low) else 1.0
+            mask = 0.0 if (high if a > 0 else low) else 1.0
             rho = min(math.exp(min(lp - lq, 20.0)), most)
-            total += -a * rho * kept_value * lp / n
-            slopes.append(-a * rho * kept_value / n)
+            total += -a * rho * mask * lp / n
+            slopes.append(-a * rho * mask / n)
     return total, slopes
 
 

@@ -72,9 +72,9 @@ def released_budget(rates: list[float | None], n: int, least: int, most: int) ->
         return sizes
     cost = sum(int(min(most, math.log(0.1) / math.log(max(rates[i], 1 - rates[i])))) for i in between)
     if cost < total:
-        given_zero = zero or [i for i in range(len(rates)) if i not in between]
-        for place, i in enumerate(given_zero):
-            sizes[i] += (total - cost) // len(given_zero) + (1 if place < (total - cost) % len(given_zero) else 0)
+        receivers = zero or [i for i in range(len(rates)) if i not in between]
+        for place, i in enumerate(receivers):
+            sizes[i] += (total - cost) // len(receivers) + (1 if place < (total - cost) % len(receivers) else 0)
         total = cost
     more = table_of_budgets([rates[i] for i in between], total, least, most)
     for i, k in zip(between, more, strict=True):

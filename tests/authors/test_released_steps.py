@@ -118,20 +118,15 @@ def test_flow_grpos_step() -> None:
     forest, network = grown(Denoise(2), session=session), session.model.network
     levels, checked = session.model.times.tolist(), 0
     for r in range(forest.n_trajectories):
-        asked_token = forest.token[int(forest.first_token[int(forest.prompt_node[r])])]
+        direction = forest.token[int(forest.first_token[int(forest.prompt_node[r])])]
         latents = [forest.extras["latent"][t].tolist() for t in forest.path_token[forest.path_of(r)].tolist()]
         for k, _, density in steps_of(forest)[r]:
-            local_level, remote_level = levels[k - 1], levels[k]
-            v = network(
-                torch.tensor([latents[k - 1]], dtype=F64), torch.tensor([local_level], dtype=F64), asked_token[None]
-            )[0]
-            noise = 0.7 * math.sqrt(local_level / (1 - (levels[1] if local_level == 1 else local_level)))
-            dt, total = remote_level - local_level, 0.0
+            level, next_level = levels[k - 1], levels[k]
+            v = network(torch.tensor([latents[k - 1]], dtype=F64), torch.tensor([level], dtype=F64), direction[None])[0]
+            noise = 0.7 * math.sqrt(level / (1 - (levels[1] if level == 1 else level)))
+            dt, total = next_level - level, 0.0
             for x, y, speed in zip(latents[k - 1], latents[k], v.tolist(), strict=True):
-                mean = (
-                    x * (1 + noise**2 / (2 * local_level) * dt)
-                    + speed * (1 + noise**2 * (1 - local_level) / (2 * local_level)) * dt
-                )
+                mean = x * (1 + noise**2 / (2 * level) * dt) + speed * (1 + noise**2 * (1 - level) / (2 * level)) * dt
                 variance = noise**2 * -dt
                 total += -((y - mean) ** 2) / (2 * variance) - math.log(math.sqrt(variance * 2 * math.pi))
             assert density == pytest.approx(total / len(v), abs=1e-6)  # stored in float32

@@ -27,9 +27,9 @@ def test_r1v2_ssb_draws_stored_samples_by_their_advantage():
         expected += [abs(r - mean) / std for r in rewards]
     assert part._strengths() == pytest.approx(expected, abs=1e-5)
 
-    seen_values = Counter(draw_by_weight(expected, 1, ("step", i))[0] for i in range(4000))
+    draw_counts = Counter(draw_by_weight(expected, 1, ("step", i))[0] for i in range(4000))
     for i, weight in enumerate(expected):
-        assert seen_values[i] / 4000 == pytest.approx(weight / sum(expected), abs=0.03)
+        assert draw_counts[i] / 4000 == pytest.approx(weight / sum(expected), abs=0.03)
 
     second = train(part, ["z", "m"], StepSession(lambda s: right[s.task][s.attempt], step=2))
     back = [r for r, o in enumerate(second.origin) if o == "replay" and float(second.weight[r]) > 0]

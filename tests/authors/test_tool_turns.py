@@ -76,16 +76,16 @@ def test_two_turns_are_credited_as_in_the_authors_code() -> None:
 def test_where_a_completion_has_no_result_the_code_differs() -> None:
     """There it has the z of both rewards' sum, and its turn reward of 0 is in the turns' statistics; here it has the
     outcome's part and is in none of them."""
-    full_value = z([outcome for _, _, outcome in ENDED_EARLY])
+    outcome_z = z([outcome for _, _, outcome in ENDED_EARLY])
     rewards = [turn_reward(received_value, error) for received_value, error, _ in ENDED_EARLY]
-    local_value, remote_value = z(rewards[:2]), z(rewards)
+    z_of_two, z_of_all = z(rewards[:2]), z(rewards)
     both = z([r + outcome for r, (_, _, outcome) in zip(rewards, ENDED_EARLY, strict=True)])
     expected = (
-        [full_value[0] + local_value[0]] * 2
-        + [full_value[0]]
-        + [full_value[1] + local_value[1]] * 2
-        + [full_value[1]]
-        + [full_value[2]] * 2
+        [outcome_z[0] + z_of_two[0]] * 2
+        + [outcome_z[0]]
+        + [outcome_z[1] + z_of_two[1]] * 2
+        + [outcome_z[1]]
+        + [outcome_z[2]] * 2
     )
     assert found([ENDED_EARLY]) == pytest.approx(expected, abs=1e-9)
-    assert abs(local_value[0] - remote_value[0]) > 0.1 and abs(full_value[2] - both[2]) > 0.1
+    assert abs(z_of_two[0] - z_of_all[0]) > 0.1 and abs(outcome_z[2] - both[2]) > 0.1

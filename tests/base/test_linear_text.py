@@ -87,8 +87,8 @@ MADE: dict[tuple[str, str], list[str]] = {
 def jobs(found: list[Use], most: int | None):
     """Jobs of these uses, with at most so many texts each, spread over all that there are."""
     for use in found:
-        built_patterns = [use.pattern] if use.pattern is not None else MADE[use.file, use.argument]
-        for pattern in built_patterns:
+        patterns = [use.pattern] if use.pattern is not None else MADE[use.file, use.argument]
+        for pattern in patterns:
             if isinstance(pattern, bytes):
                 pattern = pattern.decode("latin-1")
             texts = attacks(pattern, use.flags)

@@ -61,8 +61,8 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 def _zeros(n: int) -> bytes:
     """A stream of zlib that inflates to `n` zeros."""
     deflate = zlib.compressobj(9)
-    full_text = b"".join(deflate.compress(bytes(min(1 << 20, n - at))) for at in range(0, n, 1 << 20))
-    return full_text + deflate.flush()
+    stream = b"".join(deflate.compress(bytes(min(1 << 20, n - at))) for at in range(0, n, 1 << 20))
+    return stream + deflate.flush()
 
 
 def _png(width: int, height: int, *chunks: bytes, kind: int = 2, depth: int = 8, interlaced: int = 0) -> bytes:

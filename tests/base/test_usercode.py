@@ -95,12 +95,12 @@ def test_a_path_without_a_module_or_a_name_says_how_to_write_it(path: str) -> No
 def test_failures_are_one_line_and_say_where(tmp_path: Path) -> None:
     raises = source(tmp_path, "def deep():\n    raise KeyError('a\\nb')\ndeep()\n", "deep")
     broken = source(tmp_path, "x = 1\ndef f(:\n", "f")
-    for given_error, message in (
+    for error, message in (
         (raises, "KeyError while loading: 'a\\nb' (mine.py line 2)"),
         (broken, f"{tmp_path}/mine.py line 2: invalid syntax"),
     ):
         with pytest.raises(BaseException) as caught:  # whatever the file raises
-            from_file(given_error, types.FunctionType, "loaded_broken")
+            from_file(error, types.FunctionType, "loaded_broken")
         assert str(unusable(caught.value)) == message
     assert str(unusable(Unusable("as it is"))) == "as it is"
 

@@ -50,8 +50,8 @@ def trained_by_hand(path, settings, scale=1.0):
         step, rows = rollouts(seed)
         old = None
         for _ in range(settings.epochs):
-            loss, seen_value = dapo(model, rows, step.rewards, old)
-            old = seen_value if old is None else old
+            loss, logprobs = dapo(model, rows, step.rewards, old)
+            old = logprobs if old is None else old
             adamw.zero_grad()
             (scale * loss).backward()
             step.losses.append(float(loss.detach()))

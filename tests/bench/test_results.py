@@ -26,9 +26,9 @@ def test_every_row_is_saved_and_gone_on_with(tmp_path):
 
 
 def test_rows_are_known_by_name_or_by_what_stands_above_them():
-    held_results = Results("agreement", {}, [{"name": "full/8/step1"}, {"name": "one"}])
-    assert held_results.has("full/8") and held_results.has("full") and held_results.has("one") and held_results.has("")
-    assert not held_results.has("full/8/step") and not held_results.has("on") and not held_results.has("two")
+    results = Results("agreement", {}, [{"name": "full/8/step1"}, {"name": "one"}])
+    assert results.has("full/8") and results.has("full") and results.has("one") and results.has("")
+    assert not results.has("full/8/step") and not results.has("on") and not results.has("two")
     assert not Results("credit", {}).has("")
 
 

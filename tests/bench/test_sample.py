@@ -63,8 +63,8 @@ def test_compaction_off_draws_the_same_number_of_tokens(path, monkeypatch):
 def test_a_second_turn_goes_on_from_what_was_kept(path, monkeypatch):
     """Of each context only the action's last token and the 3 that were read between go through."""
     engines = []
-    built_engine = sample._engine
-    monkeypatch.setattr(sample, "_engine", lambda *a: engines.append(found := built_engine(*a)) or found)
+    engine = sample._engine
+    monkeypatch.setattr(sample, "_engine", lambda *a: engines.append(found := engine(*a)) or found)
     for keep in (True, False):
         sample.second_turn(path, "float32", WORK, keep=keep, n_between=3)()
     (kept_value, *_), (again, *_) = engines

@@ -25,12 +25,12 @@ def measured(monkeypatch):
 
         return Entry(name, measure, timed=False)
 
-    built_fields = {
+    fields = {
         "one": Suite("", lambda plan: [entry("tiny/16"), entry("tiny/256"), entry("smollm2/16")]),
         "many": Suite("", lambda plan: [entry("full/8", "step1", "step2"), entry("ragged/8", "step1")]),
         "whole": Suite("", lambda plan: [entry("", "gae/1000", "opo/1000")]),
     }
-    monkeypatch.setattr(suites, "SUITES", built_fields)
+    monkeypatch.setattr(suites, "SUITES", fields)
     return asked_names
 
 

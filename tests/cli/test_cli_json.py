@@ -89,9 +89,9 @@ def place(tmp_path_factory):
 
 
 def test_every_command_has_json_and_is_tried():
-    remote_commands = commands()
-    assert set(ARGUMENTS) | set(WITHOUT) == set(remote_commands)
-    for name, command in remote_commands.items():
+    command_names = commands()
+    assert set(ARGUMENTS) | set(WITHOUT) == set(command_names)
+    for name, command in command_names.items():
         options = {o for p in command.params for o in p.opts}
         assert ("--json" in options) == (name not in WITHOUT), name
 

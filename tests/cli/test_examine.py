@@ -35,8 +35,8 @@ def test_explain_takes_the_arms_of_compare(tmp_path):
     (tmp_path / "mine.py").write_text("def gap(outcome, group): return outcome - 0.25\n")
     (tmp_path / "plain.yaml").write_text("method: rloo\nmodel: tiny\n")
     arms = f"grpo@trl,dr_grpo:credit.shift=0.25,weight.mismatch=truncated,{tmp_path / 'plain.yaml'}"
-    own_text = f"my gap=grpo:credit={tmp_path / 'mine.py'}:gap"
-    code, out, err = command_line.run(["explain", path, "--methods", arms, "--methods", own_text, "--json"])
+    arm = f"my gap=grpo:credit={tmp_path / 'mine.py'}:gap"
+    code, out, err = command_line.run(["explain", path, "--methods", arms, "--methods", arm, "--json"])
     assert code == 0, err
     names = ["grpo@trl", "dr_grpo:credit.shift=0.25,weight.mismatch=truncated", "plain", "my gap"]
     assert [m["name"] for m in json.loads(out)["methods"]] == names

@@ -43,7 +43,7 @@ def test_methods_can_be_filtered(monkeypatch):
     }
     assert "gvpo" in names("--zero-variance", "signal") and "grpo" in names("--zero-variance", "zero")
     assert run("methods", "--stage", "update", "--bibtex")[1].startswith("@misc{")
-    for wrong, said_text in (
+    for wrong, message in (
         (("--stage", "advantage"), "credit"),
         (("--needs", "entropie"), "did you mean 'entropy'"),
         (("--evidence", "rumour"), "secondary"),
@@ -51,7 +51,7 @@ def test_methods_can_be_filtered(monkeypatch):
         (("gspo", "--cheap"), "not both"),
     ):
         code, out, err = run("methods", *wrong)
-        assert code == 2 and said_text in err and err.count("\n") == 1 and not out
+        assert code == 2 and message in err and err.count("\n") == 1 and not out
 
 
 def test_methods_by_family_by_words_and_by_likeness():

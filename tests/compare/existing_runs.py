@@ -13,15 +13,15 @@ def run(
 ) -> Path:  # fmt: skip
     """A run of `steps` steps with `tokens` each, evaluated before, in the middle and after; keys with __ for a dot."""
     path.mkdir(parents=True)
-    stated_values = {k.replace("__", "."): v for k, v in keys.items()}
+    keys_of_run = {k.replace("__", "."): v for k, v in keys.items()}
     config = [
         f"method: {method} # --set",
         f"seed: {seed} # --set",
         f"out: {path} # default",
         "optim.lr: 0.001 # default",
     ]
-    config += [f"{k}: {json.dumps(v)} # run.yaml:3" for k, v in {**SHARED, **stated_values}.items()]
-    if "optim.lr" in stated_values:
+    config += [f"{k}: {json.dumps(v)} # run.yaml:3" for k, v in {**SHARED, **keys_of_run}.items()]
+    if "optim.lr" in keys_of_run:
         config.remove("optim.lr: 0.001 # default")
     config.append(f"credit.scale: {'none' if method == 'dr_grpo' else 'std'} # {method}")
     (path / "config.yaml").write_text("\n".join(config) + "\n")
@@ -31,8 +31,8 @@ def run(
     ]
     actual = {0: 0.0, steps // 2: 0.25, steps: end}
     rows = [{"step": n, "eval_accuracy": v, "eval_length": 9.0 - n} for n, v in actual.items()]
-    for name, saved_lines in (("metrics", lines), ("evaluations", rows)):
-        (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in saved_lines))
+    for name, lines_of_file in (("metrics", lines), ("evaluations", rows)):
+        (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines_of_file))
     (path / "evaluations").mkdir()
     for n, value in actual.items():
         (path / "evaluations" / f"step-{n:06d}.json").write_text(json.dumps({tasks[0]: value, tasks[1]: value}))

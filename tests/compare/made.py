@@ -80,9 +80,9 @@ DIFFERENCES = (
 )  # fmt: skip
 
 
-def comparison(**changes: Any) -> Comparison:
+def make_comparison(**changes: Any) -> Comparison:
     """The comparison, with fields of it changed."""
-    built_comparison = Comparison(
+    comparison = Comparison(
         setting="sums",
         measure="eval_accuracy",
         better="more",
@@ -94,7 +94,7 @@ def comparison(**changes: Any) -> Comparison:
         notes=["rloo: 1 of 4 runs ended before its budget"],
         versions={"gxpo": "0.1.0", "commit": "0123abc", "python": "3.11.9"},
     )
-    return dataclasses.replace(built_comparison, **changes)
+    return dataclasses.replace(comparison, **changes)
 
 
 def undecided(needed: dict[str, int | None]) -> Comparison:
@@ -105,4 +105,4 @@ def undecided(needed: dict[str, int | None]) -> Comparison:
         if d.arm in needed
     ]
     kept_summaries = [summary(*a) for a in ARMS if a[0] in needed or a[0] == "grpo"]
-    return comparison(differences=actual, arms=kept_summaries)
+    return make_comparison(differences=actual, arms=kept_summaries)

@@ -37,14 +37,14 @@ def judged(arm: str, seed: int, before: str, after: str) -> RunResult:
 
 
 def concluded(runs: Sequence[RunResult], arms: Sequence[Arm] = (GRPO, RLOO), **changes: Any) -> Comparison:
-    given_fields = {
+    fields = {
         "setting": "sums",
         "measure": "eval_accuracy",
         "better": "more",
         "budget": Budget("tokens", 1000),
         "keys": {},
     }
-    return conclude(runs, arms, **{**given_fields, **changes})
+    return conclude(runs, arms, **{**fields, **changes})
 
 
 def test_differences_over_seeds_alone() -> None:

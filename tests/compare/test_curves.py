@@ -14,8 +14,8 @@ BUDGET = Budget("tokens", 100)
 
 
 def run(seed: int, *points: tuple[int, float], trouble: str = "") -> RunResult:
-    built_points = [Point(i, tokens, i, float(i), value) for i, (tokens, value) in enumerate(points)]
-    return RunResult("grpo", seed, f"runs/{seed}", built_points, trouble=trouble)
+    points_of_curve = [Point(i, tokens, i, float(i), value) for i, (tokens, value) in enumerate(points)]
+    return RunResult("grpo", seed, f"runs/{seed}", points_of_curve, trouble=trouble)
 
 
 def test_runs_are_averaged_on_a_common_grid() -> None:

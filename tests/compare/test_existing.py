@@ -114,11 +114,11 @@ def test_runs_of_the_trainer(tmp_path: Path) -> None:
         "doctor.every": 0,
         "trainer.rollouts_every": 0,
     }
-    built_trains = [
+    runs = [
         gxpo.train("tiny:cold", "arithmetic", m, 2, seed=0, out=tmp_path / m, set=keys) for m in ("grpo", "dr_grpo")
     ]
-    actual = read_existing([r.path for r in built_trains])
+    actual = read_existing([r.path for r in runs])
     assert [a.label for a in actual.arms] == ["grpo", "dr_grpo"]
-    assert actual.budget.amount == min(r.metrics[-1]["generated_tokens"] for r in built_trains)
+    assert actual.budget.amount == min(r.metrics[-1]["generated_tokens"] for r in runs)
     assert not any("differ in more" in n or "not evaluated alike" in n for n in actual.notes)
     assert [len(r.after) for r in actual.runs] == [5, 5]

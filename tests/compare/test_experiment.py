@@ -132,9 +132,9 @@ def test_tuning_tries_every_value_on_seeds_that_are_not_reported(tmp_path):
 
 
 def test_arms_that_read_run_progress_get_their_expected_steps(tmp_path):
-    built_plan = plan(
+    experiment_plan = plan(
         tmp_path, ["rloo", "rloo:optim.schedule=cosine", "mine=rloo:optim.schedule=linear,trainer.steps=7"]
     )
-    costs = {arm.label: {"steps": 12} for arm in built_plan.arms}
-    steps = {arm.label: arm.keys.get("trainer.steps") for arm in with_horizons(built_plan, costs).arms}
+    costs = {arm.label: {"steps": 12} for arm in experiment_plan.arms}
+    steps = {arm.label: arm.keys.get("trainer.steps") for arm in with_horizons(experiment_plan, costs).arms}
     assert steps == {"grpo": None, "rloo": None, "rloo:optim.schedule=cosine": 12, "mine": 7, "shuffled": None}

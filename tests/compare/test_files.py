@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 
 import pytest
-from tests.compare.made import comparison
+from tests.compare.made import make_comparison
 
 from gxpo.base.errors import CheckpointError, RecordError
 from gxpo.compare import files
@@ -25,7 +25,7 @@ def strict(text: str) -> object:
 
 
 def test_json_holds_finite_numbers_and_no_verdicts_of_tasks(tmp_path: Path) -> None:
-    actual = strict(files.write_json(comparison(), tmp_path / "compare.json").read_text())
+    actual = strict(files.write_json(make_comparison(), tmp_path / "compare.json").read_text())
     assert isinstance(actual, dict)
     assert actual["schema"] == "gxpo.compare/1" and actual["budget"] == {"unit": "tokens", "amount": 100_000}
     assert [a["label"] for a in actual["arms"]] == ["rloo", "grpo", "shuffled", "dr_grpo"]
@@ -43,7 +43,7 @@ def test_json_holds_finite_numbers_and_no_verdicts_of_tasks(tmp_path: Path) -> N
 
 
 def test_csv_has_a_line_for_each_run(tmp_path: Path) -> None:
-    path = files.write_csv(comparison(), tmp_path / "compare.csv")
+    path = files.write_csv(make_comparison(), tmp_path / "compare.csv")
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 16 and list(rows[0])[:4] == ["setting", "arm", "kind", "seed"]
@@ -56,21 +56,21 @@ def test_csv_has_a_line_for_each_run(tmp_path: Path) -> None:
     # (.2 + .33) / 2 over the first half, then .33 kept: .5 x .265 + .5 x .33
     assert failed["area"] == "0.2975"
     assert {r["kind"] for r in rows if r["arm"] == "shuffled"} == {"control"}
-    twice = files.write_csv([comparison(), comparison(setting="lakes")], tmp_path / "suite.csv")
+    twice = files.write_csv([make_comparison(), make_comparison(setting="lakes")], tmp_path / "suite.csv")
     assert len(twice.read_text().splitlines()) == 33
 
 
 def test_collapsed_runs_are_marked(tmp_path: Path) -> None:
     points = [Point(0, 0, 0, 0.0, 0.2), Point(1, 5, 1, 1.0, 0.5), Point(2, 10, 2, 2.0, 0.24)]
-    built_comparison = comparison()
-    arm = dataclasses.replace(built_comparison.arms[1], runs=[RunResult("grpo", 0, "a", points)])
-    path = files.write_csv(comparison(arms=[arm], budget=Budget("tokens", 10)), tmp_path / "a.csv")
+    comparison = make_comparison()
+    arm = dataclasses.replace(comparison.arms[1], runs=[RunResult("grpo", 0, "a", points)])
+    path = files.write_csv(make_comparison(arms=[arm], budget=Budget("tokens", 10)), tmp_path / "a.csv")
     assert path.read_text().splitlines()[1].split(",")[12] == "1"
 
 
 def test_rows_come_back_and_are_one_for_each_arm(tmp_path: Path) -> None:
-    built_comparison = comparison(tuned={"rloo": {"optim.lr": 0.001}})
-    lines = files.row(built_comparison, "remedies, pilot")
+    comparison = make_comparison(tuned={"rloo": {"optim.lr": 0.001}})
+    lines = files.row(comparison, "remedies, pilot")
     path = tmp_path / "results.csv"
     path.write_text("\n".join([files.heading(), *lines]) + "\n")
     assert files.heading() == (
@@ -107,8 +107,8 @@ def test_a_damaged_table_of_results_is_named(tmp_path: Path, text: str, said: st
 
 def test_nothing_half_written(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not written"):
-        files.write_json(comparison(), tmp_path / "missing" / "compare.json")
-    files.write_json(comparison(), tmp_path / "compare.json")
+        files.write_json(make_comparison(), tmp_path / "missing" / "compare.json")
+    files.write_json(make_comparison(), tmp_path / "compare.json")
     assert [p.name for p in tmp_path.iterdir()] == ["compare.json"]
 
 
@@ -129,12 +129,12 @@ def test_mean_curves_share_a_grid() -> None:
 
 
 def test_a_run_without_an_evaluation_is_written_all_the_same(tmp_path: Path) -> None:
-    built_comparison = comparison()
+    comparison = make_comparison()
     arm = dataclasses.replace(
-        built_comparison.arms[0], runs=[RunResult("rloo", 9, "runs/rloo/seed-9", [], trouble="no evaluation")]
+        comparison.arms[0], runs=[RunResult("rloo", 9, "runs/rloo/seed-9", [], trouble="no evaluation")]
     )
-    built_comparison = comparison(arms=[arm, *built_comparison.arms[1:]])
-    line = files.write_csv(built_comparison, tmp_path / "a.csv").read_text().splitlines()[1]
+    comparison = make_comparison(arms=[arm, *comparison.arms[1:]])
+    line = files.write_csv(comparison, tmp_path / "a.csv").read_text().splitlines()[1]
     assert line == "sums,rloo,arm,9,,,,,0,,,,0,no evaluation,runs/rloo/seed-9"
-    run = files.to_json(built_comparison)["arms"][0]["runs"][0]
+    run = files.to_json(comparison)["arms"][0]["runs"][0]
     assert run["end"] is None and run["tokens"] is None and run["points"] == []

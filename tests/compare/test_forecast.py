@@ -24,14 +24,14 @@ class Probed:
         self.asked = []
 
     def probe(self, keys):
-        self.asked += [given_value["method"] for given_value in keys]
+        self.asked += [run_keys["method"] for run_keys in keys]
         return [dict(FIGURES) for _ in keys]
 
 
 def plan(out, amount, arms=("rloo",), unit="tokens", seeds=2):
     setting = make_setting("sums", budget=Budget(unit, amount), sets=[f"{k}={v}" for k, v in STEP.items()])
-    built_arms = make_arms(arms, setting.keys, base="grpo", controls=False)
-    return Plan(setting, built_arms, range(seeds), out)
+    all_arms = make_arms(arms, setting.keys, base="grpo", controls=False)
+    return Plan(setting, all_arms, range(seeds), out)
 
 
 def foreseen(plan):
@@ -64,14 +64,14 @@ def test_the_base_alone_is_measured_where_all_would_be_more(tmp_path):
     [("tokens", 200, 800, "50%"), ("updates", 2, None, "50%"), ("seconds", 5, None, "100%")],
 )
 def test_nothing_is_measured_where_that_is_much_of_the_runs(tmp_path, unit, amount, tokens, share):
-    built_plan = plan(tmp_path, amount, unit=unit)
-    cost, requests, lines = foreseen(built_plan)
+    run_plan = plan(tmp_path, amount, unit=unit)
+    cost, requests, lines = foreseen(run_plan)
     assert requests == [] and lines == [] and not (tmp_path / "costs.json").exists()
     assert math.isnan(cost.seconds) and math.isnan(cost.tokens) == (tokens is None)
     spread = SeedSpread(0.05, 0.0, "assumed")
-    line = plan_lines(built_plan, cost, spread, Probed())[1]
+    line = plan_lines(run_plan, cost, spread, Probed())[1]
     assert line.endswith(f"the time is not measured: two steps of each arm are up to {share} of the runs")
-    data = plan_as_data(built_plan, cost, spread)
+    data = plan_as_data(run_plan, cost, spread)
     assert (data["time_s"], data["generated_tokens"]) == (None, tokens)
     json.dumps(data, allow_nan=False)
 

@@ -61,8 +61,8 @@ def test_one_seed_says_nothing_of_others() -> None:
     low, high = scipy.stats.t.interval(0.95, 4, 0.6, math.sqrt(0.3 / 5))  # variance 1.2 / 4
     assert (actual.low, actual.high) == pytest.approx((low, high))
     assert actual.n == 1 and math.isnan(actual.p)
-    single_seed_interval = inference.seed_interval([0.6])
-    assert single_seed_interval.mean == 0.6 and math.isnan(single_seed_interval.low) and single_seed_interval.holds_zero
+    interval = inference.seed_interval([0.6])
+    assert interval.mean == 0.6 and math.isnan(interval.low) and interval.holds_zero
 
 
 def test_without_verdicts_seeds_alone() -> None:
@@ -83,14 +83,14 @@ def test_what_is_no_table(bad: object) -> None:
 @pytest.mark.parametrize(("seeds", "tasks"), [(3, 100), (5, 300)])
 def test_coverage_on_simulated_verdicts(seeds: int, tasks: int) -> None:
     # Verdicts of a base with probabilities .15 to .65, of an arm .1 less to .2 more; seeds move each by .03.
-    rng, held_count, n = np.random.default_rng(5), 0, 500
+    rng, n_covered, n = np.random.default_rng(5), 0, 500
     for _ in range(n):
         base = rng.uniform(0.15, 0.65, tasks)
         arm = base + rng.uniform(-0.1, 0.2, tasks)
         right = [(rng.random((seeds, tasks)) < p + rng.normal(0, 0.03, (seeds, 1))) * 1.0 for p in (arm, base)]
         actual = inference.crossed_spread(right[0] - right[1]).estimate()
-        held_count += actual.low <= 0.05 <= actual.high
-    assert 0.925 <= held_count / n <= 0.985
+        n_covered += actual.low <= 0.05 <= actual.high
+    assert 0.925 <= n_covered / n <= 0.985
 
 
 def points(*pairs: tuple[int, float]) -> list[Point]:

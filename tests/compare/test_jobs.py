@@ -64,11 +64,11 @@ def test_a_killed_process_is_replaced_and_its_run_has_equal_bits(tmp_path, keys)
         with started.forking(processes):
             assert [trouble for _, trouble in runner([job])] == [""]
     finally:
-        remote_value = bool(killed)
+        was_killed = bool(killed)
         killed.append(None)
         thread.join()
         runner.close()
-    assert remote_value
+    assert was_killed
     assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
     assert lines(tmp_path / "killed", "evaluations.jsonl") == lines(tmp_path / "whole", "evaluations.jsonl")
 

@@ -54,34 +54,30 @@ class Made:
 
 
 def test_arm_that_is_decided_gets_no_further_seed(tmp_path: Path) -> None:
-    built_value = Made(Ledger.open(tmp_path, TrialBudget(6)))
-    decision = built_value.go()
-    assert [s for a, s in built_value.runs if a == "good"] == [0, 1, 2]
-    assert (
-        [s for a, s in built_value.runs if a == "idle"]
-        == [s for a, s in built_value.runs if a == "base"]
-        == [*range(6)]
-    )
-    assert (decision.reason, built_value.ledger.reason) == ("seeds", "seeds")
+    trial = Made(Ledger.open(tmp_path, TrialBudget(6)))
+    decision = trial.go()
+    assert [s for a, s in trial.runs if a == "good"] == [0, 1, 2]
+    assert [s for a, s in trial.runs if a == "idle"] == [s for a, s in trial.runs if a == "base"] == [*range(6)]
+    assert (decision.reason, trial.ledger.reason) == ("seeds", "seeds")
     assert (decision.arms["good"].verdict, decision.arms["idle"].verdict) == ("better", "undecided")
 
 
 def test_fixed_budget_runs_all_arms_to_its_end(tmp_path: Path) -> None:
-    built_value = Made(Ledger.open(tmp_path, TrialBudget(6, sequential=False)))
-    assert built_value.go().reason == "seeds"
-    assert len(built_value.runs) == 18
+    trial = Made(Ledger.open(tmp_path, TrialBudget(6, sequential=False)))
+    assert trial.go().reason == "seeds"
+    assert len(trial.runs) == 18
 
 
 def test_minutes_end_a_trial_before_the_seed_that_passes_them(tmp_path: Path) -> None:
-    built_value = Made(Ledger.open(tmp_path, TrialBudget(6, minutes=2.0)), seconds=10.0)
+    trial = Made(Ledger.open(tmp_path, TrialBudget(6, minutes=2.0)), seconds=10.0)
     # a seed of three arms takes 30 s; the fourth begins with one arm decided: 90 s, and 110 s after it; a fifth 130
-    assert built_value.go().reason == "minutes"
-    assert len(built_value.runs) == 11
+    assert trial.go().reason == "minutes"
+    assert len(trial.runs) == 11
     # the same command makes nothing more
     assert Ledger.open(tmp_path, TrialBudget(6, minutes=2.0)).reason == "minutes"
-    built_value.ledger = Ledger.open(tmp_path, TrialBudget(6, minutes=2.0))
-    built_value.go()
-    assert len(built_value.runs) == 11
+    trial.ledger = Ledger.open(tmp_path, TrialBudget(6, minutes=2.0))
+    trial.go()
+    assert len(trial.runs) == 11
 
 
 def test_other_budget_is_refused_after_the_first_look(tmp_path: Path) -> None:
@@ -102,10 +98,10 @@ def test_failed_and_missing_pairs_of_an_arm() -> None:
 
 
 def test_verdicts_and_intervals_are_those_of_the_rule(tmp_path: Path) -> None:
-    built_value = Made(Ledger.open(tmp_path, TrialBudget(6)))
-    decision = built_value.go()
+    trial = Made(Ledger.open(tmp_path, TrialBudget(6)))
+    decision = trial.go()
     comparison = conclude(
-        built_value.results(), ARMS, setting="s", measure="reward", better="more", budget=Budget("updates", 10), keys={}
+        trial.results(), ARMS, setting="s", measure="reward", better="more", budget=Budget("updates", 10), keys={}
     )
     good, idle = with_decision(comparison, decision).differences
     # differences .50, .51, .50: their mean, after three seeds

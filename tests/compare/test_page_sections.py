@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.compare.made import comparison
+from tests.compare.made import make_comparison
 
 from gxpo.compare.page_sections import TaskChange, axis, settings, task_changes
 from gxpo.compare.results import Point, RunResult
@@ -25,6 +25,6 @@ def test_the_axis_has_the_unit_in_which_its_numbers_are_short() -> None:
 
 
 def test_keys_that_differ_are_apart_from_those_that_all_share() -> None:
-    different, shared = settings(comparison())
+    different, shared = settings(make_comparison())
     assert "optim.lr" in different and "rollout.group_size" not in different
     assert "rollout.group_size" in shared and "optim.lr" not in shared

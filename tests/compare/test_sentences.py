@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tests.compare.made import comparison, undecided
+from tests.compare.made import make_comparison, undecided
 
 from gxpo.compare.sentences import differences_of_arms, over_settings, verdict
 
@@ -23,11 +23,11 @@ def test_several_undecided_arms_are_one_sentence() -> None:
 
 
 def test_controls_get_no_verdict() -> None:
-    assert [d.arm for d in differences_of_arms(comparison())] == ["rloo", "dr_grpo"]
+    assert [d.arm for d in differences_of_arms(make_comparison())] == ["rloo", "dr_grpo"]
 
 
 def test_settings_without_a_common_measure_are_counted_alone() -> None:
-    less = dataclasses.replace(comparison(), measure="eval_length", better="less")
-    by_arm = {a.arm: a for a in over_settings([comparison(), less])}
+    less = dataclasses.replace(make_comparison(), measure="eval_length", better="less")
+    by_arm = {a.arm: a for a in over_settings([make_comparison(), less])}
     assert by_arm["dr_grpo"].difference is None and by_arm["dr_grpo"].verdict == "undecided"
     assert by_arm["dr_grpo"].sentences == ["dr_grpo is better than grpo in 2 of 2 settings"]

@@ -97,8 +97,8 @@ def test_a_decided_arm_gets_no_further_seed():
     # It stands whatever follows, and with every arm decided the trial ends.
     later = decide({"good": [*differences["good"], -5.0, -5.0], "none": []}, budget)
     assert later.arms["good"] == decision.arms["good"]
-    single_decide = decide({"good": differences["good"]}, budget)
-    assert single_decide.stop and single_decide.reason == "decided"
+    decision_of_one = decide({"good": differences["good"]}, budget)
+    assert decision_of_one.stop and decision_of_one.reason == "decided"
 
 
 def test_harm_is_worse():

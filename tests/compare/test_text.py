@@ -8,7 +8,7 @@ import math
 
 import pytest
 from rich.console import Console
-from tests.compare.made import comparison
+from tests.compare.made import make_comparison
 
 from gxpo.compare.results import Budget
 from gxpo.compare.text import show
@@ -25,23 +25,23 @@ def row(lines: list[str], label: str) -> str:
 
 
 def test_verdict_is_the_first_line() -> None:
-    lines = shown(comparison())
+    lines = shown(make_comparison())
     assert lines[0] == "dr_grpo is better than grpo by .050 (95 % .029 to .071; 4 seeds, p .02 after Holm)"
     assert lines[1] == "rloo can't be told from grpo: n too small to say; about 140 seeds would"
 
 
 def test_base_first_then_arms_by_their_end_then_controls() -> None:
-    lines = shown(comparison())
+    lines = shown(make_comparison())
     rule = next(i for i, line in enumerate(lines) if line.startswith("──"))
     rows = lines[rule + 1 : rule + 5]
     assert [r.split()[0] for r in rows] == ["grpo", "dr_grpo", "rloo", "shuffled"]
     assert "grpo (base)" in rows[0] and "shuffled (control)" in rows[3]
-    less = comparison(better="less")
+    less = make_comparison(better="less")
     assert [line.split()[0] for line in shown(less)[rule + 1 : rule + 5]] == ["grpo", "rloo", "dr_grpo", "shuffled"]
 
 
 def test_every_column_on_a_wide_screen() -> None:
-    lines = shown(comparison())
+    lines = shown(make_comparison())
     cells = [c.strip() for c in row(lines, "dr_grpo").split("  ") if c.strip()]
     assert cells == ["dr_grpo", "4", ".200", ".465 (.453 to .477)", "+.050 (+.029 to +.071)", ".02", ".350", ".94", "0",
                      "100 k", "3 min 24 s"]  # fmt: skip
@@ -53,7 +53,7 @@ def test_every_column_on_a_wide_screen() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 132])
 def test_fits_the_screen_and_names_what_it_left_out(width: int) -> None:
-    lines = shown(comparison(), width)
+    lines = shown(make_comparison(), width)
     assert max(map(len, lines)) <= width
     text = " ".join(" ".join(lines).split())
     assert "less base" in text and "+.050 (+.029 to +.071)" in text
@@ -65,38 +65,39 @@ def test_fits_the_screen_and_names_what_it_left_out(width: int) -> None:
 
 def test_long_labels_take_several_lines() -> None:
     label = "grpo:credit.scale=none+objective.ratio_max=3"
-    built_comparison = comparison()
+    comparison = make_comparison()
     arms = [dataclasses.replace(a, arm=dataclasses.replace(a.arm, label=label)) if a.arm.label == "rloo" else a
-            for a in built_comparison.arms]  # fmt: skip
-    lines = shown(comparison(arms=arms, notes=[]), 80)
+            for a in comparison.arms]  # fmt: skip
+    lines = shown(make_comparison(arms=arms, notes=[]), 80)
     assert max(map(len, lines)) <= 80 and "+.050 (+.029 to +.071)" in " ".join(lines)
     first = next(i for i, line in enumerate(lines) if line.startswith("grpo:"))
     assert "".join(line.split(" ")[0] for line in lines[first : first + 3]) == label
 
 
 def test_caption_names_measure_budget_setting_and_learning_rate() -> None:
-    text = " ".join(shown(comparison()))
+    text = " ".join(shown(make_comparison()))
     assert "eval_accuracy (more is better), 100,000 generated tokens a run, sums, learning rates as given" in text
-    tuned = comparison(tuned={"grpo": {"optim.lr": 1e-3}, "rloo": {"optim.lr": 3e-4}}, budget=Budget("seconds", 60))
+    tuned = make_comparison(
+        tuned={"grpo": {"optim.lr": 1e-3}, "rloo": {"optim.lr": 3e-4}}, budget=Budget("seconds", 60)
+    )
     text = " ".join(shown(tuned))
     assert "60 seconds a run" in text and "optim.lr tuned for each arm on other seeds" in text
     assert "one learning rate" not in text
 
 
 def test_notes_and_runs_that_ended_early() -> None:
-    lines = shown(comparison())
+    lines = shown(make_comparison())
     assert "rloo: 1 of 4 runs ended before its budget" in lines
     assert "ended before its budget: rloo, seed 3: the disk was full" in lines
 
 
 def test_one_seed_has_no_interval() -> None:
-    built_comparison = comparison()
+    comparison = make_comparison()
     arms = [
-        dataclasses.replace(a, end=dataclasses.replace(a.end, low=math.nan, high=math.nan))
-        for a in built_comparison.arms
+        dataclasses.replace(a, end=dataclasses.replace(a.end, low=math.nan, high=math.nan)) for a in comparison.arms
     ]
-    assert [c.strip() for c in row(shown(comparison(arms=arms)), "dr_grpo").split("  ") if c.strip()][3] == ".465"
+    assert [c.strip() for c in row(shown(make_comparison(arms=arms)), "dr_grpo").split("  ") if c.strip()][3] == ".465"
 
 
 def test_what_users_wrote_is_not_markup() -> None:
-    assert "[red]x[/red] [/] :smile:" in shown(comparison(notes=["[red]x[/red] [/] :smile:"]))
+    assert "[red]x[/red] [/] :smile:" in shown(make_comparison(notes=["[red]x[/red] [/] :smile:"]))

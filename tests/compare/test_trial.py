@@ -40,26 +40,26 @@ open("after.txt", "w").write("what follows training is not run")
 ARMS = ("learning_rate=1e-6", "learning_rate=5.0", "beta=0.1")
 
 
-def trial(folder: Path, arms: tuple[str, ...] = ARMS, text: str = SCRIPT, seeds: int = 3, **more: object) -> Trial:
+def make_trial(folder: Path, arms: tuple[str, ...] = ARMS, text: str = SCRIPT, seeds: int = 3, **more: object) -> Trial:
     script = folder / "train.py"
     script.write_text(text)
     fields = ["learning_rate", "beta", "num_generations", "reward_weights"]
-    given_fields = {"out": folder / "runs", "steps": 10, **more}
-    return Trial(arms_of(arms, fields), range(seeds), script=script, **given_fields)  # type: ignore[arg-type]
+    options = {"out": folder / "runs", "steps": 10, **more}
+    return Trial(arms_of(arms, fields), range(seeds), script=script, **options)  # type: ignore[arg-type]
 
 
 def failure(folder: Path, text: str, **more: object) -> str:
     with pytest.raises(ConfigError) as error:
-        run(trial(folder, ("beta=0.1",), text, seeds=1, **more))
+        run(make_trial(folder, ("beta=0.1",), text, seeds=1, **more))
     return str(error.value)
 
 
 @pytest.mark.slow
 def test_better_equal_and_exploding_arms_are_told(folder: Path) -> None:
     lines: list[str] = []
-    built_trial = trial(folder)
-    run(built_trial, lines.append)
-    outcome = conclude_trial(built_trial)
+    trial = make_trial(folder)
+    run(trial, lines.append)
+    outcome = conclude_trial(trial)
     verdicts = {d.arm: d.verdict for d in outcome.comparison.differences}
     # the arms differ from the base by .01 a step, by nothing that a figure shows, and by their gradient alone
     assert verdicts == {"learning_rate=1e-6": "better", "learning_rate=5.0": "undecided", "beta=0.1": "equal"}
@@ -73,10 +73,10 @@ def test_better_equal_and_exploding_arms_are_told(folder: Path) -> None:
 
 
 def test_script_runs_unchanged_and_writes_nothing_of_its_own(folder: Path) -> None:
-    built_trial = trial(folder, ("num_generations=*2",), seeds=1)
-    run(built_trial)
+    trial = make_trial(folder, ("num_generations=*2",), seeds=1)
+    run(trial)
     assert sorted(p.name for p in folder.iterdir()) == ["runs", "train.py"]
-    settings = json.loads((built_trial.path(built_trial.arms[1], 0) / "args.json").read_text())
+    settings = json.loads((trial.path(trial.arms[1], 0) / "args.json").read_text())
     # twice the script's own 4, and what the configuration derives from it
     assert (settings["num_generations"], settings["generation_batch_size"]) == (8, 32)
     assert (settings["report_to"], settings["save_strategy"], settings["seed"]) == ([], "no", 0)
@@ -123,17 +123,17 @@ def test_killed_trial_of_a_command_has_the_same_table(folder: Path) -> None:
     # runs that were finished are not made again
     assert (folder / "killed/lr=2/seed-0/metrics.jsonl").stat().st_mtime_ns == before
     assert not any("seed 0" in line for line in lines)
-    full_value, again = (conclude_trial(made(out)).comparison for out in ("whole", "killed"))
-    assert repr(again.differences) == repr(full_value.differences) and again.notes == full_value.notes
-    assert [d.verdict for d in full_value.differences] == ["better"]
+    whole, again = (conclude_trial(made(out)).comparison for out in ("whole", "killed"))
+    assert repr(again.differences) == repr(whole.differences) and again.notes == whole.notes
+    assert [d.verdict for d in whole.differences] == ["better"]
 
 
 @ALL
 def test_killed_trial_continues_to_the_same_table(folder: Path) -> None:
-    built_trial = trial(folder, ("learning_rate=1e-6",), seeds=2)
-    run(built_trial)
-    full_comparison = conclude_trial(built_trial).comparison
-    shutil.rmtree(built_trial.out)
+    trial = make_trial(folder, ("learning_rate=1e-6",), seeds=2)
+    run(trial)
+    full_comparison = conclude_trial(trial).comparison
+    shutil.rmtree(trial.out)
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path\nfrom tests.compare.test_trial import *\n"
@@ -141,14 +141,14 @@ def test_killed_trial_continues_to_the_same_table(folder: Path) -> None:
     )
     root = str(Path(__file__).parents[2])
     process = subprocess.Popen([sys.executable, "-c", program, root])
-    while process.poll() is None and not (built_trial.out / "base/seed-1/job.json").exists():
+    while process.poll() is None and not (trial.out / "base/seed-1/job.json").exists():
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    before = (built_trial.out / "base/seed-0/metrics.jsonl").stat().st_mtime_ns
-    run(built_trial)
-    assert (built_trial.out / "base/seed-0/metrics.jsonl").stat().st_mtime_ns == before
-    again = conclude_trial(built_trial).comparison
+    before = (trial.out / "base/seed-0/metrics.jsonl").stat().st_mtime_ns
+    run(trial)
+    assert (trial.out / "base/seed-0/metrics.jsonl").stat().st_mtime_ns == before
+    again = conclude_trial(trial).comparison
     # as text, since two nan are not equal
     assert repr(again.differences) == repr(full_comparison.differences)
 
@@ -183,9 +183,9 @@ def test_script_that_cannot_be_tried_is_one_line(folder: Path, text: str, said: 
 
 
 def test_failed_arm_costs_itself(folder: Path) -> None:
-    built_trial = trial(folder, ("learning_rate=1e-6", "num_generations=*0.5", "reward_weights=*2"), seeds=1)
-    run(built_trial)
-    comparison = conclude_trial(built_trial).comparison
+    trial = make_trial(folder, ("learning_rate=1e-6", "num_generations=*0.5", "reward_weights=*2"), seeds=1)
+    run(trial)
+    comparison = conclude_trial(trial).comparison
     why = "the script's own value is None, no number that *2 could change: give a value"
     assert comparison.arm("reward_weights=*2").failed == {0: why}
     assert comparison.arm("learning_rate=1e-6").failed == {}
@@ -198,33 +198,33 @@ def test_unknown_metric_names_those_that_there_are(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_folder_of_other_runs_is_refused(folder: Path) -> None:
-    run(trial(folder, seeds=1))
+    run(make_trial(folder, seeds=1))
     with pytest.raises(ConfigError, match="seed-0 was made with steps=10: give another --out"):
-        refuse_other(trial(folder, seeds=1, steps=20))
+        refuse_other(make_trial(folder, seeds=1, steps=20))
     with pytest.raises(ConfigError, match="was made with another version of the script"):
-        refuse_other(trial(folder, seeds=1, text=f"{SCRIPT}\n"))
+        refuse_other(make_trial(folder, seeds=1, text=f"{SCRIPT}\n"))
 
 
 @pytest.mark.slow
 def test_other_trainers_run_by_a_command(folder: Path) -> None:
     (folder / "other.py").write_text("import sys\n_, steps, seed, out = sys.argv[1:]\n")
-    built_trial = Trial(arms_of(["lr=2"], None), range(3), 20, folder / "runs", command=COMMAND)
+    trial = Trial(arms_of(["lr=2"], None), range(3), 20, folder / "runs", command=COMMAND)
     # the base has no override: its word is missing, and the program fails
     with pytest.raises(
         ConfigError, match=r"the command ended with exit code 1 \(ValueError: not enough values.*\): see .*log\.txt"
     ):
-        run(built_trial)
-    built_trial = Trial(arms_of(["lr=2"], None), range(3), 20, folder / "more", command=COMMAND)
+        run(trial)
+    trial = Trial(arms_of(["lr=2"], None), range(3), 20, folder / "more", command=COMMAND)
     (folder / "other.py").write_text(OTHER)
-    run(built_trial)
-    assert [d.verdict for d in conclude_trial(built_trial).comparison.differences] == ["better"]
+    run(trial)
+    assert [d.verdict for d in conclude_trial(trial).comparison.differences] == ["better"]
 
 
 def test_children_get_no_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("HF_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_URI", "GITHUB_TOKEN"):
         monkeypatch.setenv(name, "secret")
-    kept_environment = environment_of(tmp_path)
-    assert "secret" not in kept_environment.values() and kept_environment["WANDB_MODE"] == "disabled"
+    environment = environment_of(tmp_path)
+    assert "secret" not in environment.values() and environment["WANDB_MODE"] == "disabled"
 
 
 def test_fields_are_those_of_the_installed_trl(folder: Path) -> None:

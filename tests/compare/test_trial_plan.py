@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from tests.compare.test_trial import COMMAND, OTHER, trial
+from tests.compare.test_trial import COMMAND, OTHER, make_trial
 
 from gxpo.compare.trial import Trial, run
 from gxpo.compare.trial_arms import arms_of
@@ -14,8 +14,8 @@ from gxpo.compare.trial_plan import Cost, cost_of, plan_lines
 
 
 def test_plan_states_changes_and_cost(folder: Path) -> None:
-    built_trial = trial(folder, ("learning_rate=/10",))
-    lines = plan_lines(built_trial, cost_of(built_trial, step_seconds=2.0, step_tokens=500.0))
+    trial = make_trial(folder, ("learning_rate=/10",))
+    lines = plan_lines(trial, cost_of(trial, step_seconds=2.0, step_tokens=500.0))
     assert lines == [
         "base: as it is",
         "learning_rate=/10: learning_rate = the script's own divided by 10",
@@ -26,18 +26,18 @@ def test_plan_states_changes_and_cost(folder: Path) -> None:
 
 
 def test_cost_in_gpu_hours_counts_the_gpus_in_use(folder: Path) -> None:
-    built_trial = trial(folder, ("learning_rate=/10",), jobs=2)
+    trial = make_trial(folder, ("learning_rate=/10",), jobs=2)
     # 6 runs of 10 steps of 60 s, two at a time: half an hour on two of the eight GPUs
-    assert cost_of(built_trial, step_seconds=60.0, gpus=8).gpu_hours == pytest.approx(1.0)
-    assert cost_of(built_trial, step_seconds=60.0).gpu_hours is None
-    assert str(cost_of(built_trial, 60.0, gpus=8)) == "about 30 min 0 s at 60 s a step, 1 GPU-hours"
-    assert cost_of(built_trial).seconds is None
+    assert cost_of(trial, step_seconds=60.0, gpus=8).gpu_hours == pytest.approx(1.0)
+    assert cost_of(trial, step_seconds=60.0).gpu_hours is None
+    assert str(cost_of(trial, 60.0, gpus=8)) == "about 30 min 0 s at 60 s a step, 1 GPU-hours"
+    assert cost_of(trial).seconds is None
 
 
 def test_finished_run_tells_what_a_step_costs(folder: Path) -> None:
     (folder / "other.py").write_text(OTHER)
-    built_trial = Trial(arms_of(["lr=2"], None), range(1), 10, folder / "runs", command=COMMAND)
-    run(built_trial)
-    more = dataclasses.replace(built_trial, seeds=range(3))
+    trial = Trial(arms_of(["lr=2"], None), range(1), 10, folder / "runs", command=COMMAND)
+    run(trial)
+    more = dataclasses.replace(trial, seeds=range(3))
     # a step takes .5 s by the log: four runs of ten steps are left
     assert cost_of(more) == Cost(4, pytest.approx(20.0), None, None, pytest.approx(0.5))

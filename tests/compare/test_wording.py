@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from tests.compare.made import comparison, estimate
+from tests.compare.made import estimate, make_comparison
 
 from gxpo.compare.wording import caption, duration, interval, label_with_kind, number, settings, sort_arms
 
@@ -24,7 +24,7 @@ def test_an_interval_without_bounds_is_its_mean() -> None:
 
 
 def test_arms_come_base_first_and_controls_last() -> None:
-    assert [label_with_kind(a) for a in sort_arms(comparison())] == [
+    assert [label_with_kind(a) for a in sort_arms(make_comparison())] == [
         "grpo (base)",
         "dr_grpo",
         "rloo",
@@ -33,7 +33,7 @@ def test_arms_come_base_first_and_controls_last() -> None:
 
 
 def test_a_caption_names_measure_budget_and_tuned_keys() -> None:
-    tuned = comparison(tuned={"rloo": {"optim.lr": 1e-3}, "grpo": {"optim.lr": 1e-4}})
+    tuned = make_comparison(tuned={"rloo": {"optim.lr": 1e-3}, "grpo": {"optim.lr": 1e-4}})
     assert caption(tuned, setting=False) == (
         "eval_accuracy (more is better), 100,000 generated tokens a run, optim.lr tuned for each arm on other seeds"
     )

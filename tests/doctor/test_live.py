@@ -102,10 +102,10 @@ def test_rollouts_are_kept_in_groups_and_bounds():
     for step in range(1, 41):
         doctor.rollouts(rollouts(step, 200), of=1000)
     doctor.check()
-    kept_rollouts = logs[0].rollouts
-    assert kept_rollouts is not None and len(kept_rollouts) <= 4_000 and kept_rollouts.total == 40_000
-    assert {1, 40} <= set(kept_rollouts.step.tolist()) and len(set(kept_rollouts.step.tolist())) >= 10
-    assert kept_rollouts.group[:4].tolist() == [0, 0, 1, 1] and kept_rollouts.prompt[:3] == ["p0", "p0", "p1"]
+    rollouts_of_log = logs[0].rollouts
+    assert rollouts_of_log is not None and len(rollouts_of_log) <= 4_000 and rollouts_of_log.total == 40_000
+    assert {1, 40} <= set(rollouts_of_log.step.tolist()) and len(set(rollouts_of_log.step.tolist())) >= 10
+    assert rollouts_of_log.group[:4].tolist() == [0, 0, 1, 1] and rollouts_of_log.prompt[:3] == ["p0", "p0", "p1"]
 
 
 def test_rows_are_thinned_in_the_middle():

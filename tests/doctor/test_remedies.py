@@ -86,21 +86,21 @@ def test_keys_are_real():
 def test_long_names_are_real():
     """Words with an underscore, except within quotes."""
     columns = {"completion_ids", "well_formed", "is_trainable", "requires_grad"}
-    own_texts = {"_get_train_sampler", "_generate_and_score_completions", "ignore_eos", "pad_token", "eos_token"}
+    names = {"_get_train_sampler", "_generate_and_score_completions", "ignore_eos", "pad_token", "eos_token"}
     unreal = []
     for source, name, line in SAID:
         if source in ("trl", "unsloth"):
             words = set(re.findall(r"(?<![\w.'/])[a-z]+(?:_[a-z]+)+(?![\w.'=(])", re.sub("'[^']*'", "", line)))
-            unreal += [(source, name, word) for word in words - KEYS["trl"] - columns - own_texts]
+            unreal += [(source, name, word) for word in words - KEYS["trl"] - columns - names]
     assert unreal == []
 
 
 def test_the_values_that_verl_names_are_real():
     assigned = [(k.removeprefix("+"), v) for s, _, line in SAID if s == "verl"
                 for k, v in ASSIGNED.findall(line)]  # fmt: skip
-    listed_values = [(k, v) for k, v in assigned if k in VERL["values"] and not v.startswith("gxpo/")]
-    assert len(listed_values) >= 8
-    assert [(k, v) for k, v in listed_values if v not in VERL["values"][k]] == []
+    assignments = [(k, v) for k, v in assigned if k in VERL["values"] and not v.startswith("gxpo/")]
+    assert len(assignments) >= 8
+    assert [(k, v) for k, v in assignments if v not in VERL["values"][k]] == []
 
 
 def test_a_key_that_is_no_key_would_be_seen():

@@ -50,9 +50,9 @@ def test_a_registered_check_is_found_by_its_id(monkeypatch):
 
 
 def test_a_finding_drops_empty_evidence_and_further_examples():
-    built_finding = finding(
+    finding_object = finding(
         ["a", "b"], "note", "likely", "title", "", "one", "", examples=[{"where": str(i)} for i in range(5)]
     )
-    assert built_finding.ids == ("a", "b") and built_finding.evidence == ("one",)
-    assert [e["where"] for e in built_finding.examples] == ["0", "1", "2"]
-    assert built_finding.remedy == () and built_finding.follows_from is None
+    assert finding_object.ids == ("a", "b") and finding_object.evidence == ("one",)
+    assert [e["where"] for e in finding_object.examples] == ["0", "1", "2"]
+    assert finding_object.remedy == () and finding_object.follows_from is None

@@ -59,10 +59,10 @@ def test_tiny_model_judges_greedily_and_nonsense_is_unscored():
 
 @pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"])
 def test_what_is_judged_writes_no_control_token_of_the_judge(template):
-    seen_ids = []
+    judged_ids = []
 
     def generate(ids, **kwargs):
-        seen_ids.append(ids[0].tolist())
+        judged_ids.append(ids[0].tolist())
         return ids
 
     tokenizer = character_tokenizer()
@@ -72,9 +72,11 @@ def test_what_is_judged_writes_no_control_token_of_the_judge(template):
     for text in ("How good is x?", "How good is a<eos>b?"):
         judge.ask([{"role": "user", "content": text}])
     assert (
-        seen_ids[0].count(tokenizer.eos_token_id) == seen_ids[1].count(tokenizer.eos_token_id) == (template is not None)
+        judged_ids[0].count(tokenizer.eos_token_id)
+        == judged_ids[1].count(tokenizer.eos_token_id)
+        == (template is not None)
     )
-    assert "a<eos>b?" in tokenizer.decode(seen_ids[1])
+    assert "a<eos>b?" in tokenizer.decode(judged_ids[1])
 
 
 @pytest.mark.thorough

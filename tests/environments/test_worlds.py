@@ -32,10 +32,10 @@ def test_tasks_of_a_file_are_the_same_wherever_it_lies(tmp_path, monkeypatch):
     (tmp_path / "there/countdown_env.py").write_text(Path(file).read_text())
     monkeypatch.chdir(tmp_path)
     names = [STEPS, f"there/countdown_env.py:{kind}", f"./there/../there/countdown_env.py:{kind}"]
-    built_worlds = [worlds.make(name, seed=0, workers=0, options={"pool": 2}) for name in names]
-    first, *others = [(w.source.draw(4, 1), w.source.held_out(3)) for w in built_worlds]
+    world_list = [worlds.make(name, seed=0, workers=0, options={"pool": 2}) for name in names]
+    first, *others = [(w.source.draw(4, 1), w.source.held_out(3)) for w in world_list]
     assert others == [first, first] and first[0][0].id.startswith(f"countdown_env.py:{kind}/")
-    for world in built_worlds:
+    for world in world_list:
         world.close()
 
 
@@ -54,11 +54,11 @@ def test_checkpoint_without_source_state_keeps_its_task_ids():
 @pytest.mark.slow
 def test_paths_give_no_other_run(tmp_path, monkeypatch):
     monkeypatch.chdir(Path(STEPS).parent)
-    remote_train = gxpo.train("tiny:cold", STEPS, "grpo", 2, out=tmp_path / "there", set=SMALL)
-    local_train = gxpo.train("tiny:cold", Path(STEPS).name, "grpo", 2, out=tmp_path / "here", set=SMALL)
-    assert remote_train.samples == local_train.samples
-    state = {run: checkpoint.newest_state(run.path)["source"] for run in (remote_train, local_train)}
-    assert state[remote_train] == {"label": Path(STEPS).name} and state[local_train] == {}
+    absolute_run = gxpo.train("tiny:cold", STEPS, "grpo", 2, out=tmp_path / "there", set=SMALL)
+    relative_run = gxpo.train("tiny:cold", Path(STEPS).name, "grpo", 2, out=tmp_path / "here", set=SMALL)
+    assert absolute_run.samples == relative_run.samples
+    state = {run: checkpoint.newest_state(run.path)["source"] for run in (absolute_run, relative_run)}
+    assert state[absolute_run] == {"label": Path(STEPS).name} and state[relative_run] == {}
 
 
 @pytest.mark.parametrize("name", ["frozenlake", "sokoban", "keydoor", "shop"])

@@ -93,10 +93,10 @@ def test_padding_by_copies() -> None:
     outcome, group, owner = torch.tensor([10.0, 0.0]), torch.zeros(2, dtype=torch.int64), torch.tensor([0, 1, 1])
     returns, state = torch.tensor([9.5, 0.0, 0.0]), torch.zeros(3, dtype=torch.int64)
     over = group_relative(outcome, group, scale="none")[owner]
-    single_over = over + group_relative(returns, state, scale="none")
+    turns_and_steps = over + group_relative(returns, state, scale="none")
     copied = torch.tensor([0, 1, 2, 0])
     filled = over[copied] + group_relative(returns[copied], state[copied], scale="none")
-    assert single_over.tolist() == pytest.approx([5 + 6.333333, -5 - 3.166667, -5 - 3.166667], abs=1e-6)
+    assert turns_and_steps.tolist() == pytest.approx([5 + 6.333333, -5 - 3.166667, -5 - 3.166667], abs=1e-6)
     assert filled[:3].tolist() == pytest.approx([5 + 4.75, -5 - 4.75, -5 - 4.75])
 
 
@@ -134,9 +134,9 @@ HISTORY = [
 
 def test_weights_from_one_or_from_two() -> None:
     """HGPO's levels weigh 1, 2, 3 in the paper and 2, 3, 4 in the recipe: (1/3 + 2/2) / 3, or (2/3 + 3/2) / 5."""
-    given_fields = {"history": 1, "discount": 0.9, "scale": "none"}
-    assert credit(HistoryGroups(**given_fields), HISTORY)[2] == pytest.approx(0.444444, abs=1e-6)
-    assert credit(HistoryGroups(offset=2, **given_fields), HISTORY)[2] == pytest.approx(0.433333, abs=1e-6)
+    settings = {"history": 1, "discount": 0.9, "scale": "none"}
+    assert credit(HistoryGroups(**settings), HISTORY)[2] == pytest.approx(0.444444, abs=1e-6)
+    assert credit(HistoryGroups(offset=2, **settings), HISTORY)[2] == pytest.approx(0.433333, abs=1e-6)
 
 
 def test_a_zero_that_is_left_out() -> None:

@@ -83,11 +83,9 @@ def test_a_return_that_forgets_at_an_observation() -> None:
 
 def test_a_batch_of_one_token() -> None:
     """verl's and SkyRL's masked variance raises where one token counts; here there is nothing to whiten."""
-    single_values = torch.tensor([3.0])
-    assert (
-        single_values.numel() / (single_values.numel() - 1 or math.inf) == 0.0
-    )  # Bessel's correction would divide by 0
-    assert batch_whiten(single_values, torch.ones(1, dtype=torch.bool)).tolist() == [0.0]
+    one_reward = torch.tensor([3.0])
+    assert one_reward.numel() / (one_reward.numel() - 1 or math.inf) == 0.0  # Bessel's correction would divide by 0
+    assert batch_whiten(one_reward, torch.ones(1, dtype=torch.bool)).tolist() == [0.0]
 
 
 def decoupled(columns: list[list[float]], eps: float) -> list[float]:
@@ -111,9 +109,9 @@ def test_gdpo_over_trajectories_and_over_tokens() -> None:
     verl = first_of_each((x - x.mean()) * (x.var() + 1e-8).rsqrt(), lengths)
     assert trl == pytest.approx([1.332031, 0.206077, -0.769054, -0.769054], abs=1e-6)
     assert verl == pytest.approx([3.111522, 1.215577, -0.426360, -0.426360], abs=1e-5)
-    given_fields = {"components": COLUMNS, "weights": [1.0, 1.0]}
-    assert ours("gdpo_multi", SUMS, ONE, **given_fields) == pytest.approx(trl, abs=1e-9)
-    over = ours("gdpo_multi", SUMS, ONE, over="tokens", ddof=1, eps=1e-6, lengths=lengths, **given_fields)
+    inputs = {"components": COLUMNS, "weights": [1.0, 1.0]}
+    assert ours("gdpo_multi", SUMS, ONE, **inputs) == pytest.approx(trl, abs=1e-9)
+    over = ours("gdpo_multi", SUMS, ONE, over="tokens", ddof=1, eps=1e-6, lengths=lengths, **inputs)
     assert over == pytest.approx(verl, abs=1e-6)
 
 
@@ -155,14 +153,14 @@ def test_weights_by_position_and_by_name() -> None:
 
 def test_weights_by_alphabet() -> None:
     """NeMo-RL orders rewards by name and weights by that order: [correct, brevity] in a file are [brevity, correct]."""
-    saved_fields = {"correct": 1.0, "brevity": 0.1}
-    theirs = dict(zip(sorted(saved_fields), saved_fields.values(), strict=True))
+    weights = {"correct": 1.0, "brevity": 0.1}
+    theirs = dict(zip(sorted(weights), weights.values(), strict=True))
     assert theirs == {"brevity": 1.0, "correct": 0.1}
     columns = {"correct": torch.tensor([1.0, 0.0]), "brevity": torch.tensor([0.0, 1.0])}
     forest = Forest.from_completions([[1]], [[[2], [3]]], [1.0, 0.1]).with_rewards(
         torch.tensor([1.0, 0.1], dtype=torch.float64), components=columns
     )
-    by_name = gxpo.method("gdpo_multi", {"credit.weights": saved_fields}).advantages(forest)
+    by_name = gxpo.method("gdpo_multi", {"credit.weights": weights}).advantages(forest)
     by_alphabet = gxpo.method("gdpo_multi", {"credit.weights": theirs}).advantages(forest)
     assert by_name[0] > 0 > by_alphabet[0]
 

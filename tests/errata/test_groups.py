@@ -152,8 +152,8 @@ def test_turns_as_rows_count_a_trajectory_as_often_as_it_has_turns() -> None:
 
 def test_a_name_that_nobody_knows() -> None:
     """rLLM's enumeration of estimators turns every unknown name into OTHER; here it is an error with the nearest."""
-    known_fields = {"grpo": "GRPO", "rloo": "RLOO"}
-    assert known_fields.get("grop", "OTHER") == "OTHER"
+    name_by_method = {"grpo": "GRPO", "rloo": "RLOO"}
+    assert name_by_method.get("grop", "OTHER") == "OTHER"
     with pytest.raises(ConfigError, match="unknown method 'grop'; did you mean"):
         gxpo.method("grop")
 

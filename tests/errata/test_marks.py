@@ -29,12 +29,12 @@ def named_in(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
 def test_each_entry_names_its_test_and_says_how_it_is_known(page: Path) -> None:
-    actual, remote_value = entries(page), named_in(page)
-    assert actual
-    for heading, text in actual.items():
+    texts, tests_of_page = entries(page), named_in(page)
+    assert texts
+    for heading, text in texts.items():
         mark = MARK.search(text)
         assert mark, f"{page.stem}: {heading!r} ends in 'Test: `name`.' and Run: SYSTEM VERSION., Read only., ..."
-        assert mark[1] in remote_value, f"{page.stem}: {heading!r}: no {mark[1]} in tests/errata/test_{page.stem}.py"
+        assert mark[1] in tests_of_page, f"{page.stem}: {heading!r}: no {mark[1]} in tests/errata/test_{page.stem}.py"
 
 
 def test_what_is_marked_as_run_is_what_the_script_runs() -> None:

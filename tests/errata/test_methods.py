@@ -180,8 +180,8 @@ def test_pass_at_k_has_four_advantages() -> None:
 def port(rewards: Sequence[float], k: int) -> list[Any]:
     """MaxRL's pkpo: C(n - c, k - 1) / C(n - 1, k - 1) for a success, less the mean of that over the others."""
     n, c = len(rewards), round(sum(rewards))
-    single_fractions = [Fraction(math.comb(n - c, k - 1), math.comb(n - 1, k - 1)) * round(r) for r in rewards]
-    return [(n * a - sum(single_fractions)) / (n - 1) for a in single_fractions]
+    fractions = [Fraction(math.comb(n - c, k - 1), math.comb(n - 1, k - 1)) * round(r) for r in rewards]
+    return [(n * a - sum(fractions)) / (n - 1) for a in fractions]
 
 
 def test_a_baseline_taken_off_twice() -> None:

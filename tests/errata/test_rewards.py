@@ -77,8 +77,8 @@ def test_rewards_of_other_prompts_in_a_diversity() -> None:
     over_batch = (1 / ((e @ e.T).sum(1) + 1e-6)).tolist()
     assert over_batch == pytest.approx([0.5] * 4, abs=1e-6)
     actual = ours("dra_grpo", [1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1], embeddings=embeddings, ddof=1, eps=0.0)
-    single_ours = ours("dra_grpo", [1.0, 0.0], [0, 0], embeddings=embeddings[:2], ddof=1, eps=0.0)
-    assert actual == pytest.approx([*single_ours, *single_ours], abs=1e-12)
+    ours_of_group = ours("dra_grpo", [1.0, 0.0], [0, 0], embeddings=embeddings[:2], ddof=1, eps=0.0)
+    assert actual == pytest.approx([*ours_of_group, *ours_of_group], abs=1e-12)
 
 
 def test_a_negative_reward_shrunk_is_a_reward() -> None:

@@ -44,7 +44,7 @@ def column(*x: float) -> Tensor:
 
 
 def record(name: str, reward: float, turns: Sequence[dict[str, Any]], **rest: Any) -> dict[str, Any]:
-    given_fields = {
+    inputs = {
         "schema": "gxpo.rollouts/1",
         "group": "g",
         "id": name,
@@ -52,7 +52,7 @@ def record(name: str, reward: float, turns: Sequence[dict[str, Any]], **rest: An
         "turns": list(turns),
         **rest,
     }
-    return given_fields if "fork" in rest else {**given_fields, "prompt": [1]}
+    return inputs if "fork" in rest else {**inputs, "prompt": [1]}
 
 
 def answers(*rows: tuple[str, float, int, tuple[str, int] | None]) -> Forest:
@@ -159,9 +159,9 @@ def test_a_mask_that_raises_the_others() -> None:
 def test_a_reward_at_the_wrong_end_of_a_step() -> None:
     """Four tokens, steps begin at 0 and 2, values 0 and 1 there: the first step earned 1. Written on its first token,
     in a return its second has nothing."""
-    saved_values, released = [1.0, 0.0, 0.0, 0.0], [0.0] * 4
+    rewards, released = [1.0, 0.0, 0.0, 0.0], [0.0] * 4
     for t in reversed(range(4)):
-        released[t] = saved_values[t] + (released[t + 1] if t < 3 else 0.0)
+        released[t] = rewards[t] + (released[t + 1] if t < 3 else 0.0)
     assert released == [1.0, 0.0, 0.0, 0.0]
     actual = trend_return(column(0.0, NAN, 1.0, NAN), torch.zeros(4, dtype=torch.int64))
     assert actual.tolist() == [1.0, 1.0, 0.0, 0.0]

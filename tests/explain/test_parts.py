@@ -129,8 +129,8 @@ def test_a_part_inside_phases_counts_its_method():
     assert phased
     for name, definition in phased.items():
         for phase in expand(definition.keys["phases"]):
-            for key, stated_value in phase.keys.items():
-                part = registry.part_at(key, stated_value.value)
+            for key, value_of_key in phase.keys.items():
+                part = registry.part_at(key, value_of_key.value)
                 if isinstance(part, type):
                     (row,) = [r for (_, n), r in rows.items() if n == show(part) and name in r["methods"]]
                     assert row["methods"].count(name) == 1

@@ -52,16 +52,16 @@ def some_forest() -> Forest:
 
 def learner(kind: str, *, sharded: bool, **more: Any) -> TorchLearner:
     make, model, settings = KINDS[kind]
-    built_sharded_learner, given_value = ShardedLearner if sharded else TorchLearner, make(**model)
-    loaded = {p.data_ptr() for p in given_value.parameters()}
-    own_value = built_sharded_learner(
-        given_value, **{"lr": 0.01, "tokens_per_microbatch": 12, "reference": True, **settings, **more}
+    learner_class, policy = ShardedLearner if sharded else TorchLearner, make(**model)
+    loaded = {p.data_ptr() for p in policy.parameters()}
+    learner_object = learner_class(
+        policy, **{"lr": 0.01, "tokens_per_microbatch": 12, "reference": True, **settings, **more}
     )
     if sharded and "dtype" not in settings:  # samplers have the model that was loaded, and there is no second one
-        assert loaded <= {p.data_ptr() for p in own_value.samples.parameters()}
+        assert loaded <= {p.data_ptr() for p in learner_object.samples.parameters()}
         whole_models = [x for x in gc.get_objects() if isinstance(x, nn.Parameter) and x.data_ptr() in loaded]
         assert len(whole_models) == len(loaded)
-    return own_value
+    return learner_object
 
 
 def work(folder: Path, sharded: bool, kinds: list[str]) -> None:
@@ -95,11 +95,13 @@ def work(folder: Path, sharded: bool, kinds: list[str]) -> None:
         copy = dict(own_learner.samples.named_parameters())
         assert all(torch.equal(copy[n], before[n].to(copy[n])) for n in before if n in copy), kind
         if isinstance(own_learner, ShardedLearner):
-            listed_values = {n: p for n, p in own_learner.optimiser.parameter_by_name.items() if hasattr(p, "to_local")}
-            held_total = sum(p.to_local().numel() for p in listed_values.values()) / sum(
-                p.numel() for p in listed_values.values()
+            sharded_parameters = {
+                n: p for n, p in own_learner.optimiser.parameter_by_name.items() if hasattr(p, "to_local")
+            }
+            share_of_rank = sum(p.to_local().numel() for p in sharded_parameters.values()) / sum(
+                p.numel() for p in sharded_parameters.values()
             )
-            notes[kind] = {"share": held_total, **own_learner.checksum()}
+            notes[kind] = {"share": share_of_rank, **own_learner.checksum()}
             own_learner.save(folder / f"saved-{kind}")
             notes[kind] |= going_on(own_learner)
     save_file({k: v.contiguous() for k, v in out.items()}, folder / f"world{runtime.world()}rank{runtime.rank()}")

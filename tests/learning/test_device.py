@@ -75,11 +75,11 @@ def test_packed_equals_flat(limit):
 )
 def test_the_device_computes_what_the_cpu_does(settings):
     forest = random_forest(5)
-    local_learner, remote_learner = learner_of(**settings), learner_of("cpu", kernels="transformers")
-    x, y = local_learner.outputs(forest, NAMES), remote_learner.outputs(forest, NAMES)
+    device_learner, cpu_learner = learner_of(**settings), learner_of("cpu", kernels="transformers")
+    x, y = device_learner.outputs(forest, NAMES), cpu_learner.outputs(forest, NAMES)
     for name in NAMES:
         assert torch.allclose(x[name], y[name], rtol=0, atol=1e-4)
-    assert_close(gradient(local_learner, forest), gradient(remote_learner, forest), 1e-3)
+    assert_close(gradient(device_learner, forest), gradient(cpu_learner, forest), 1e-3)
 
 
 @pytest.mark.parametrize(
@@ -146,12 +146,12 @@ def test_a_step_moves_parameters_and_a_saved_learner_continues(settings):
 
 def test_hidden_states_and_the_logits_of_them():
     forest = random_forest(9)
-    local_learner, remote_learner = learner_of(), learner_of("cpu", kernels="transformers")
-    x, y = local_learner.hidden(forest), remote_learner.hidden(forest)
+    device_learner, cpu_learner = learner_of(), learner_of("cpu", kernels="transformers")
+    x, y = device_learner.hidden(forest), cpu_learner.hidden(forest)
     assert x.device.type == "cpu" and torch.allclose(x, y, rtol=0, atol=1e-3)
-    logits = local_learner.logits(x)
+    logits = device_learner.logits(x)
     assert logits.shape == (forest.n_tokens, VOCABULARY)
-    assert torch.allclose(logits.cpu(), remote_learner.logits(y), rtol=0, atol=1e-3)
+    assert torch.allclose(logits.cpu(), cpu_learner.logits(y), rtol=0, atol=1e-3)
 
 
 @pytest.mark.slow

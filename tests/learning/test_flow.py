@@ -32,25 +32,25 @@ def other(seed=7, **settings) -> FlowLearner:
 
 def read(model, forest):
     """Log-densities [P] by a walk along each trajectory, live."""
-    actual = []
+    densities = []
     for r in range(forest.n_trajectories):
         tokens = forest.path_token[forest.path_of(r)].tolist()
-        asked_token = forest.token[int(forest.first_token[int(forest.prompt_node[r])])]
+        direction = forest.token[int(forest.first_token[int(forest.prompt_node[r])])]
         before = None
         for t in tokens:
             x, time, s = (forest.extras[k][t].double() for k in ("latent", "time", "noise_scale"))
             if before is None:
-                actual.append(torch.distributions.Normal(0.0, 1.0).log_prob(x).mean().double())
+                densities.append(torch.distributions.Normal(0.0, 1.0).log_prob(x).mean().double())
             elif s == 0:
-                actual.append(torch.zeros((), dtype=torch.float64))
+                densities.append(torch.zeros((), dtype=torch.float64))
             else:
-                y, remote_value = before
-                v = model.network(y[None], remote_value[None], asked_token[None])[0]
-                variance = s**2 / (remote_value - time)
-                drift = v + variance / (2 * remote_value) * (y + (1 - remote_value) * v)
-                actual.append(torch.distributions.Normal(y + drift * (time - remote_value), s).log_prob(x).mean())
+                y, previous_time = before
+                v = model.network(y[None], previous_time[None], direction[None])[0]
+                variance = s**2 / (previous_time - time)
+                drift = v + variance / (2 * previous_time) * (y + (1 - previous_time) * v)
+                densities.append(torch.distributions.Normal(y + drift * (time - previous_time), s).log_prob(x).mean())
             before = (x, time)
-    return torch.stack(actual)
+    return torch.stack(densities)
 
 
 def coupled(x):

@@ -64,9 +64,9 @@ def test_a_readout_gives_the_same_by_blocks(monkeypatch, names):
     model = small_llama()
     states = torch.randn(6, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
     arguments = (states, torch.arange(6), torch.full((6,), 0.8), None, names)
-    full_value, blocks = (read(Readout(model, choices={"head": name}), *arguments) for name in ("whole", "blocks"))
-    assert full_value.keys() == blocks.keys()
-    for name, x in full_value.items():
+    whole, blocks = (read(Readout(model, choices={"head": name}), *arguments) for name in ("whole", "blocks"))
+    assert whole.keys() == blocks.keys()
+    for name, x in whole.items():
         assert torch.allclose(x, blocks[name], atol=1e-5)
     assert Readout(model, choices={"head": "blocks"}).by_blocks() is not None
     assert Readout(model).by_blocks() is None

@@ -90,25 +90,25 @@ def explicit(learner, forest, credit, weight):
 
 
 def run(part, learner, **given):
-    forest, held_value, credit, weight = bound(learner, **given)
-    before = held_value.learner.outputs(forest)["logprob"]
-    infos = part.run(forest, credit, weight, held_value)
+    forest, bound_learner, credit, weight = bound(learner, **given)
+    before = bound_learner.learner.outputs(forest)["logprob"]
+    infos = part.run(forest, credit, weight, bound_learner)
     tokens = forest.path_trainable
-    gap = (held_value.learner.outputs(forest)["logprob"] - before)[tokens]
+    gap = (bound_learner.learner.outputs(forest)["logprob"] - before)[tokens]
     kl = float((gap.exp() - 1 - gap).mean())
     surrogate = -float((credit * weight)[tokens] @ gap.exp()) / int(tokens.sum())
     plain = -float((credit * weight)[tokens].sum()) / int(tokens.sum())
-    return infos, held_value, kl, surrogate, plain
+    return infos, bound_learner, kl, surrogate, plain
 
 
 @pytest.mark.parametrize("radius", [0.01, 1e-6])
 def test_the_direction_solves_the_damped_system(radius):
     learner = fresh()
-    forest, held_value, credit, weight = bound(learner)
+    forest, bound_learner, credit, weight = bound(learner)
     gradient, fisher = explicit(learner, forest, credit, weight)
     start = flatten(learner.snapshot())
     exact = torch.linalg.solve(fisher + 0.1 * torch.eye(len(start), dtype=torch.float64), gradient)
-    NaturalGradient(radius=radius, iterations=100).run(forest, credit, weight, held_value)
+    NaturalGradient(radius=radius, iterations=100).run(forest, credit, weight, bound_learner)
     moved = start - flatten(learner.snapshot())
     cosine = float(moved @ exact) / float(moved.norm() * exact.norm())
     assert cosine > 1 - 1e-7
@@ -121,16 +121,16 @@ def test_the_direction_solves_the_damped_system(radius):
 @pytest.mark.slow
 def test_ten_iterations_approach_the_natural_gradient():
     learner = fresh()
-    forest, held_value, credit, weight = bound(learner)
+    forest, bound_learner, credit, weight = bound(learner)
     gradient, fisher = explicit(learner, forest, credit, weight)
     start = flatten(learner.snapshot())
-    NaturalGradient(radius=1e-8, damping=0.0, iterations=200).run(forest, credit, weight, held_value)
+    NaturalGradient(radius=1e-8, damping=0.0, iterations=200).run(forest, credit, weight, bound_learner)
     moved = start - flatten(learner.snapshot())
     exact = torch.linalg.pinv(fisher, rtol=1e-10, hermitian=True) @ gradient
     assert float(moved @ exact) / float(moved.norm() * exact.norm()) > 1 - 1e-4
     again = fresh()
-    forest, held_value, credit, weight = bound(again)
-    NaturalGradient(radius=1e-8).run(forest, credit, weight, held_value)
+    forest, bound_learner, credit, weight = bound(again)
+    NaturalGradient(radius=1e-8).run(forest, credit, weight, bound_learner)
     short = start - flatten(again.snapshot())
     damped = torch.linalg.solve(fisher + 0.1 * torch.eye(len(start), dtype=torch.float64), gradient)
     assert float(short @ damped) / float(short.norm() * damped.norm()) > 0.98
@@ -141,10 +141,10 @@ def test_ten_iterations_approach_the_natural_gradient():
 def test_the_step_is_better_and_within_the_radius(seed, radius):
     learner = fresh()
     crc = learner.fingerprint()
-    infos, held_value, kl, surrogate, plain = run(NaturalGradient(radius=radius, iterations=4), learner, seed=seed)
+    infos, bound_learner, kl, surrogate, plain = run(NaturalGradient(radius=radius, iterations=4), learner, seed=seed)
     assert len(infos) == 1 and not infos[0].empty
     assert 0 < kl <= 1.5 * radius and surrogate < plain and learner.fingerprint() != crc
-    assert held_value.metrics[0]["approx_kl"] > 0 and held_value.metrics[0]["on_policy"] == 0.0
+    assert bound_learner.metrics[0]["approx_kl"] > 0 and bound_learner.metrics[0]["on_policy"] == 0.0
     assert infos[0].loss == pytest.approx(plain) and infos[0].grad_norm > 0
 
 
@@ -159,28 +159,28 @@ def test_a_small_radius_is_used_up():
 def test_the_optimiser_is_not_used():
     learner = fresh(weight_decay=0.5)
     before = learner.meta()
-    infos, held_value, *_ = run(NaturalGradient(), learner)
+    infos, bound_learner, *_ = run(NaturalGradient(), learner)
     assert learner.meta() == before == {"steps": 0} and not learner.optimiser.tensors().keys() - {
         f"parameter/{name}" for name in learner.snapshot()
     }
     other = TorchLearner(clean_llama(**TINY), lr=1.0)
     run(NaturalGradient(), other)
-    assert other.fingerprint() == learner.fingerprint() and held_value.infos == infos
+    assert other.fingerprint() == learner.fingerprint() and bound_learner.infos == infos
 
 
 def test_nothing_to_learn_from_is_an_empty_step():
     learner = fresh()
     crc = learner.fingerprint()
-    forest, held_value, credit, weight = bound(learner)
-    infos = NaturalGradient().run(forest, 0 * credit, weight, held_value)
-    assert [i.empty for i in infos] == [True] == [i.empty for i in held_value.infos] and learner.fingerprint() == crc
+    forest, bound_learner, credit, weight = bound(learner)
+    infos = NaturalGradient().run(forest, 0 * credit, weight, bound_learner)
+    assert [i.empty for i in infos] == [True] == [i.empty for i in bound_learner.infos] and learner.fingerprint() == crc
 
 
 def test_where_no_length_will_do_everything_stays():
     learner = fresh()
     crc = learner.fingerprint()
-    forest, held_value, credit, weight = bound(learner)
-    evaluate = held_value.evaluate
+    forest, bound_learner, credit, weight = bound(learner)
+    evaluate = bound_learner.evaluate
     calls = []
 
     def never_better(*args):
@@ -188,10 +188,10 @@ def test_where_no_length_will_do_everything_stays():
         info = evaluate(*args)
         return info if len(calls) == 1 else type(info)(empty=False, loss=math.inf, outputs=info.outputs)
 
-    held_value.evaluate = never_better
-    infos = NaturalGradient(backtracks=3).run(forest, credit, weight, held_value)
+    bound_learner.evaluate = never_better
+    infos = NaturalGradient(backtracks=3).run(forest, credit, weight, bound_learner)
     assert learner.fingerprint() == crc and len(calls) == 5 and not infos[0].empty
-    assert held_value.metrics[0]["approx_kl"] == pytest.approx(0, abs=1e-12)
+    assert bound_learner.metrics[0]["approx_kl"] == pytest.approx(0, abs=1e-12)
 
 
 def test_float32_is_near_float64():
@@ -207,9 +207,9 @@ def test_float32_is_near_float64():
 
 def test_bfloat16_is_refused():
     learner = TorchLearner(small_llama(**TINY), lr=1.0, dtype="bfloat16")
-    forest, held_value, credit, weight = bound(learner)
+    forest, bound_learner, credit, weight = bound(learner)
     with pytest.raises(ConfigError, match=r"learner\.dtype=float32"):
-        NaturalGradient().run(forest, credit, weight, held_value)
+        NaturalGradient().run(forest, credit, weight, bound_learner)
 
 
 @pytest.mark.slow

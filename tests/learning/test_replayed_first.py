@@ -40,8 +40,8 @@ def fresh() -> TorchLearner:
 def update(learner: TorchLearner, rows: list[dict[str, Any]], value: float, method: str = METHOD, part: Any = None):
     """One step of the trainer from the update on; `value` is the improvement."""
     m, forest = gxpo.method(method), Forest.from_records(rows)
-    given_fields = {"improvement": torch.full((len(rows),), value, dtype=torch.float64)}
-    signals = Signals.of(forest, given_fields, {"improvement": "R"})
+    columns = {"improvement": torch.full((len(rows),), value, dtype=torch.float64)}
+    signals = Signals.of(forest, columns, {"improvement": "R"})
     credit = m.advantages(forest, signals)
     weight = m.token_weights(forest, credit, signals, 1)
     bound = BoundLearner(learner, m, forest, signals, 1)

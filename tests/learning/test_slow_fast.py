@@ -96,8 +96,8 @@ def scored(seed):
 
 def run(part, learner, seed):
     forest = scored(seed)
-    held_value, credit, weight = bound(learner, forest, seed)
-    return part.run(forest, credit, weight, held_value), held_value
+    bound_learner, credit, weight = bound(learner, forest, seed)
+    return part.run(forest, credit, weight, bound_learner), bound_learner
 
 
 def fresh(**settings):
@@ -133,12 +133,12 @@ def test_the_ratio_is_over_the_policy_at_the_start_throughout():
     learner = fresh()
     forest = scored(1)
     before = learner.outputs(forest)["logprob"]
-    infos, held_value = run(SlowFast(inner_steps=2, alpha=0.5), learner, 1)
-    seen_logprob = infos[0].outputs["logprob"]
-    is_known = seen_logprob.isfinite()
-    assert torch.allclose(seen_logprob[is_known], before[is_known], rtol=0, atol=1e-12)
-    assert torch.equal(held_value.proximal[is_known], seen_logprob[is_known])
-    assert [m["on_policy"] for m in held_value.metrics] == [1.0, 0.0, 0.0]
+    infos, bound_learner = run(SlowFast(inner_steps=2, alpha=0.5), learner, 1)
+    first_logprob = infos[0].outputs["logprob"]
+    is_known = first_logprob.isfinite()
+    assert torch.allclose(first_logprob[is_known], before[is_known], rtol=0, atol=1e-12)
+    assert torch.equal(bound_learner.proximal[is_known], first_logprob[is_known])
+    assert [m["on_policy"] for m in bound_learner.metrics] == [1.0, 0.0, 0.0]
 
 
 def test_killed_and_resumed_is_the_run_that_was_never_stopped():

@@ -97,10 +97,10 @@ def test_what_is_stored_of_a_soft_step():
 
 
 def test_rows_do_not_depend_on_the_batch():
-    single_session = Session(MODEL, batch_rows=1)
+    session_by_row = Session(MODEL, batch_rows=1)
     sampling = SoftSampling(max_new_tokens=9, closing=CLOSING)
     requests = [Request(PROMPTS["a"], tuple(StreamKey(1, 3, "a", i) for i in range(3)))]
-    (one,), (all_,) = single_session.engine.sample(requests, sampling), Session(MODEL).engine.sample(requests, sampling)
+    (one,), (all_,) = session_by_row.engine.sample(requests, sampling), Session(MODEL).engine.sample(requests, sampling)
     assert [c.tokens for c in one] == [c.tokens for c in all_]
     for a, b in zip(one, all_, strict=True):
         assert torch.allclose(torch.tensor(a.logprobs), torch.tensor(b.logprobs), atol=1e-9)

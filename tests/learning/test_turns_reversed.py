@@ -104,9 +104,9 @@ def test_each_step_has_one_turn_and_the_credit_so_far():
     trained = [[int(x) for x in step[0]] for step in learner.steps]
     assert trained == [[0, 0, 0, 1, 1, 1, 0, 0], [0, 0, 1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 1, 1]]
     # every step moves its tokens by .15: e^.15 = 1.161834, and twice that is held at 1.2; b has not been trained on
-    given_steps = [step[1].tolist() for step in learner.steps]
-    assert given_steps[1] == pytest.approx([math.exp(0.15)] * 6 + [-1] * 2)
-    assert given_steps[2] == pytest.approx([1.2] * 6 + [-1] * 2)
+    credits = [step[1].tolist() for step in learner.steps]
+    assert credits[1] == pytest.approx([math.exp(0.15)] * 6 + [-1] * 2)
+    assert credits[2] == pytest.approx([1.2] * 6 + [-1] * 2)
     assert learner.renewed == pytest.approx([0.15, 0.3])
 
 
@@ -121,11 +121,11 @@ def test_turns_from_the_end_and_products_since_the_start():
     assert trained == [[0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
     # after the first step three tokens have moved by .05 each: e^.15; b's two: e^.1. After the second one token has
     # moved by .1 since the start: e^.15 e^.1
-    given_steps = [step[1].tolist() for step in learner.steps]
-    assert given_steps[0] == credit.tolist()
+    credits = [step[1].tolist() for step in learner.steps]
+    assert credits[0] == credit.tolist()
     a, b = math.exp(0.15), math.exp(0.1)
-    assert given_steps[1] == pytest.approx([a] * 6 + [-b] * 2)
-    assert given_steps[2] == pytest.approx([1.2] * 6 + [-b] * 2)  # e^.25 = 1.284 is held
+    assert credits[1] == pytest.approx([a] * 6 + [-b] * 2)
+    assert credits[2] == pytest.approx([1.2] * 6 + [-b] * 2)  # e^.25 = 1.284 is held
 
 
 def test_empty_and_last_steps_correct_nothing():
@@ -176,9 +176,9 @@ def bound(learner, forest, overrides=None):
 
 def crc(update, forest):
     learner = fresh()
-    _, held_value, credit, weight = bound(learner, forest)
-    infos = update.run(forest, credit, weight, held_value)
-    return learner.fingerprint(), infos, held_value
+    _, bound_learner, credit, weight = bound(learner, forest)
+    infos = update.run(forest, credit, weight, bound_learner)
+    return learner.fingerprint(), infos, bound_learner
 
 
 def test_with_one_turn_it_is_one_plain_step_bit_for_bit():
@@ -192,9 +192,9 @@ def test_with_one_turn_it_is_one_plain_step_bit_for_bit():
 def test_by_hand_on_a_model(update):
     """Two turns: the second step's ratio is over what stood before it, or over the start; its credit is corrected."""
     forest, learner = battery(2), fresh()
-    m, held_value, credit, weight = bound(learner, forest)
+    m, bound_learner, credit, weight = bound(learner, forest)
     start = learner.outputs(forest)["logprob"]
-    update.run(forest, credit, weight, held_value)
+    update.run(forest, credit, weight, bound_learner)
 
     other, (number, to_go) = fresh(), turn_numbers(forest)
     at = to_go if update.count == "end" else number.max() - number
@@ -223,10 +223,10 @@ def test_by_hand_on_a_model(update):
     ours, theirs = learner.snapshot(), other.snapshot()
     assert max(float((ours[n] - theirs[n]).abs().max()) for n in ours) < 1e-9
     if update.old == "turn":
-        assert [row["on_policy"] for row in held_value.metrics] == [1.0, 1.0]
+        assert [row["on_policy"] for row in bound_learner.metrics] == [1.0, 1.0]
     else:
-        assert [row["on_policy"] for row in held_value.metrics] == [1.0, 0.0]
-        assert torch.allclose(held_value.proximal, start, atol=1e-12)
+        assert [row["on_policy"] for row in bound_learner.metrics] == [1.0, 0.0]
+        assert torch.allclose(bound_learner.proximal, start, atol=1e-12)
 
 
 def test_the_loss_of_a_turn_is_a_mean_over_its_own_tokens():
@@ -237,8 +237,8 @@ def test_the_loss_of_a_turn_is_a_mean_over_its_own_tokens():
     for records in (short, long):
         forest = Forest.from_records(records)
         learner = fresh()
-        _, held_value, credit, weight = bound(learner, forest)
-        infos = TurnsReversed().run(forest, credit, weight, held_value)
+        _, bound_learner, credit, weight = bound(learner, forest)
+        infos = TurnsReversed().run(forest, credit, weight, bound_learner)
         # at ratio 1 the loss is -mean over trajectories of M
         losses.append((infos[0].loss, int(infos[0].outputs["logprob"].isfinite().sum())))
     assert losses[0] == pytest.approx(losses[1]) and losses[1][1] == 4
@@ -248,8 +248,8 @@ def test_equal_groups_move_nothing():
     learner = fresh()
     before = learner.fingerprint()
     forest = battery(5, rewards=(0.1, 0.7, 1 / 3))
-    _, held_value, credit, weight = bound(learner, forest)
-    infos = TurnsReversed().run(forest, credit, weight, held_value)
+    _, bound_learner, credit, weight = bound(learner, forest)
+    infos = TurnsReversed().run(forest, credit, weight, bound_learner)
     assert all(i.empty for i in infos) and learner.fingerprint() == before
 
 

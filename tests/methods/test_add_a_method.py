@@ -36,10 +36,10 @@ def folder(tmp_path, monkeypatch):
 def typed(line: str, monkeypatch: Any, capsys: Any) -> str:
     """What a line of the shell prints: assignments for it alone, then gxpo."""
     words = shlex.split(line)
-    with monkeypatch.context() as single_context:
+    with monkeypatch.context() as patch:
         while "=" in words[0]:
-            single_context.setenv(*words.pop(0).split("=", 1))
-        single_context.setattr(sys, "argv", words)
+            patch.setenv(*words.pop(0).split("=", 1))
+        patch.setattr(sys, "argv", words)
         try:
             cli.main()
         except SystemExit as stopped:

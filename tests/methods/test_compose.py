@@ -232,13 +232,13 @@ def test_an_unknown_key_is_refused_whatever_its_value():
     for key, meant in near.items():
         head, _, rest = key.partition(".")
         for value in ("gspo", "tis", "grpo", "rloo", "gigpo", {}, None, "none", 1.0, []):
-            for given_value in ({key: value}, {head: {rest: value}}) if rest else ({key: value},):
+            for overrides in ({key: value}, {head: {rest: value}}) if rest else ({key: value},):
                 try:
-                    gxpo.method("rloo", given_value)
-                    wrong.append(f"{given_value} is accepted")
+                    gxpo.method("rloo", overrides)
+                    wrong.append(f"{overrides} is accepted")
                 except ConfigError as error:
                     if f"unknown key {key!r}; did you mean {meant!r}?" not in str(error):
-                        wrong.append(f"{given_value}: {error}")
+                        wrong.append(f"{overrides}: {error}")
     assert wrong == []
     with pytest.raises(ConfigError, match=r"unknown key 'xyz'$"):
         gxpo.method("rloo", {"xyz": "grpo"})
@@ -246,9 +246,9 @@ def test_an_unknown_key_is_refused_whatever_its_value():
         gxpo.method("rloo", {"xyz": {"a": {}}})
     with pytest.raises(ConfigError, match="unknown key 'objectiv'"):
         gxpo.method(gxpo.method("rloo"), {"objectiv": "gspo"})
-    for given_value in ({"reward.shap.x": "dapo"}, {"reward": {"shap": {"x": "dapo"}}}, {"reward": {"shap": "dapo"}}):
+    for overrides in ({"reward.shap.x": "dapo"}, {"reward": {"shap": {"x": "dapo"}}}, {"reward": {"shap": "dapo"}}):
         with pytest.raises(ConfigError, match=r"unknown key 'reward\.shap.*; did you mean 'reward\.shape'"):
-            gxpo.method("rloo", given_value)
+            gxpo.method("rloo", overrides)
     with pytest.raises(ConfigError, match="key 3 is a int: keys are texts"):
         gxpo.method("rloo", {3: "grpo"})
     with pytest.raises(ConfigError, match=r"method is an argument of gxpo\.method"):
@@ -412,8 +412,8 @@ def test_left_over_options_make_no_part():
 
 def test_the_field_s_words_are_accepted():
     """advantage.* is credit.*; TRL's and verl's names of the old and the rollout policy's log-probs."""
-    for given_setting in ({"advantage.scale": "none"}, {"advantage": {"scale": "none"}}):
-        assert gxpo.method("grpo", given_setting).credit == gxpo.method("grpo", {"credit.scale": "none"}).credit
+    for overrides in ({"advantage.scale": "none"}, {"advantage": {"scale": "none"}}):
+        assert gxpo.method("grpo", overrides).credit == gxpo.method("grpo", {"credit.scale": "none"}).credit
     forest = gxpo.Forest.from_completions([[1]], [[[2], [3]]], [[1.0, 0.0]])
     now, old, rollout = (torch.tensor([-1.0, x], dtype=torch.float64) for x in (-1.5, -1.2, -0.9))
     listed_policy_tokens = gxpo.PolicyTokens(now, old_logprob=old, rollout_logprob=rollout)
@@ -421,8 +421,8 @@ def test_the_field_s_words_are_accepted():
     assert listed_policy_tokens.old_logprob is old and listed_policy_tokens.rollout_logprob is rollout
     m = gxpo.method("tis")
     assert float(m.loss(forest, listed_policy_tokens).value) == float(m.loss(forest, plain).value)
-    given_setting = [{"rollout_logprob": rollout}, {"behaviour_logprob": rollout}]
-    one, other = (float(m.loss(forest, plain, signals=s).value) for s in given_setting)
+    overrides = [{"rollout_logprob": rollout}, {"behaviour_logprob": rollout}]
+    one, other = (float(m.loss(forest, plain, signals=s).value) for s in overrides)
     assert one == other
     with pytest.raises(TypeError, match="old_logprob and proximal_logprob are one"):
         gxpo.PolicyTokens(now, rollout, old_logprob=old, proximal_logprob=old)

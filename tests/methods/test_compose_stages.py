@@ -73,9 +73,9 @@ FOREST = Forest.from_completions(
 def test_a_signal_part_is_a_stage_with_parameters():
     m = gxpo.method("grpo", {"signal.lengths": Lengths, "signal.lengths.scale": 0.5, "credit": Beyond})
     assert m.needs == () and m.axes == {"how_long": "R"} and m.signals["lengths"].scale == 0.5
-    given_settings = {"how_long": torch.tensor([2.0, 1.0, 1.0])}
+    signals = {"how_long": torch.tensor([2.0, 1.0, 1.0])}
     # outcomes 1, 0 and unscored, less 2 and 1
-    assert m.advantages(FOREST, given_settings).tolist() == [-1.0, -1.0, -1.0, 0.0]
+    assert m.advantages(FOREST, signals).tolist() == [-1.0, -1.0, -1.0, 0.0]
     with pytest.raises(ConfigError, match="'how_long', which no part provides"):
         gxpo.method("grpo", {"credit": Beyond})
     with pytest.raises(ConfigError, match="both provide 'how_long'"):
@@ -86,11 +86,11 @@ def test_another_term_stands_in_the_policy_gradient_s_place():
     keys = {"objective": Regress, "objective.factor": 2.0, "credit.add.beyond": Beyond, "signal.lengths": Lengths}
     m = gxpo.method("grpo", keys | {"objective.add.policy_gradient": "policy_gradient"})
     assert set(m.terms) == {"policy", "policy_gradient"} and m.terms["policy"].factor == 2.0
-    given_settings = {"how_long": torch.zeros(3)}
+    signals = {"how_long": torch.zeros(3)}
     # the unscored trajectory is in no statistic and in no term; goals are 101, 101, 100
-    assert m.targets(FOREST, given_settings)["goal"].tolist() == [101.0, 101.0, 100.0, 0.0]
+    assert m.targets(FOREST, signals)["goal"].tolist() == [101.0, 101.0, 100.0, 0.0]
     logprob = torch.zeros(4, dtype=torch.float64, requires_grad=True)
-    held_targets = given_settings | m.targets(FOREST, given_settings)
+    held_targets = signals | m.targets(FOREST, signals)
     m.terms["policy"](FOREST, gxpo.PolicyTokens(logprob, logprob.detach()), None, None, held_targets, 0).backward()
     assert logprob.grad.tolist() == [-202.0, -202.0, -200.0, -0.0]
 

@@ -70,7 +70,7 @@ def folder(path, size):
 
 def test_parts_of_two_folders_import_their_own_neighbours(tmp_path):
     paths = {size: folder(tmp_path / str(size), size) for size in (3.0, 5.0)}
-    built_methods = {
+    methods = {
         size: (
             gxpo.method("grpo", {"credit": f"{path}:Sized", "credit.times": 2.0}),
             gxpo.method("grpo", {"credit": f"{path}:sized"}),
@@ -78,7 +78,7 @@ def test_parts_of_two_folders_import_their_own_neighbours(tmp_path):
         )
         for size, path in paths.items()
     }
-    for size, (part, function, paid) in built_methods.items():
+    for size, (part, function, paid) in methods.items():
         assert part.advantages(FOREST).tolist() == [4 * size, 0.0]
         assert function.advantages(FOREST).tolist() == [size, 0.0]
         assert paid("") == 2 * size

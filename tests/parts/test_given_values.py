@@ -104,9 +104,9 @@ def users(tmp_path_factory):
 
 
 def loss(method):
-    built_fill = method.fill(horizon=1.0, max_length=4, total_steps=1)
+    filled_method = method.fill(horizon=1.0, max_length=4, total_steps=1)
     logprob = torch.full((4,), -1.0, dtype=torch.float64, requires_grad=True)
-    return built_fill.loss(built_fill.shaped(FOREST), gxpo.PolicyTokens(logprob, logprob.detach()))
+    return filled_method.loss(filled_method.shaped(FOREST), gxpo.PolicyTokens(logprob, logprob.detach()))
 
 
 def module_of(path):

@@ -59,9 +59,9 @@ def test_signals_of_a_step_start_from_the_samplers_log_probs():
     signals = Signals.of(FOREST)
     assert signals["behaviour_logprob"].tolist() == signals["proximal_logprob"].tolist() == [-1.0, -2.0, -3.0, -4.0]
     rollout = tokens(-5.0, -5.0, -5.0, -5.0)
-    given_signals = Signals.of(FOREST, {"rollout_logprob": rollout, "old_logprob": tokens(-6.0, -6.0, -6.0, -6.0)})
-    assert given_signals["behaviour_logprob"] is given_signals["rollout_logprob"] is rollout
-    assert given_signals["old_logprob"].tolist() == [-6.0] * 4 and len(given_signals) == 2
+    both = Signals.of(FOREST, {"rollout_logprob": rollout, "old_logprob": tokens(-6.0, -6.0, -6.0, -6.0)})
+    assert both["behaviour_logprob"] is both["rollout_logprob"] is rollout
+    assert both["old_logprob"].tolist() == [-6.0] * 4 and len(both) == 2
     assert Signals.of(FOREST, {"rollout_logprob": rollout})["proximal_logprob"] is rollout
 
 

@@ -95,8 +95,8 @@ def test_words_of_a_refusal(name, wrong, said):
      {"pair": [1.0, 2.0]}, {"by_name": {"a": 0.0}}, {"plain": -3}, {"gt": 5e-324}, {"le": -1e300}],
 )  # fmt: skip
 def test_values_inside(given):
-    built_ordered = Ordered(**given)
-    assert {k: getattr(built_ordered, k) for k in given} == given
+    ordered = Ordered(**given)
+    assert {k: getattr(ordered, k) for k in given} == given
 
 
 def test_a_check_of_ones_own_runs_after_the_ranges():

@@ -82,13 +82,13 @@ def test_sources_state_every_part_that_importing_makes():
     """Tables read names from sources: no module has a part whose decorator they do not see."""
     for package in sorted({table.package for _, _, table in registry.PLACES}):
         home = importlib.import_module(package)
-        built_parts = set()
+        part_classes = set()
         for info in pkgutil.iter_modules(home.__path__, f"{package}."):
             for x in vars(importlib.import_module(info.name)).values():
                 kind = kind_of(x)
                 if isinstance(kind, type) and kind.__module__ == info.name and "__part__" in vars(kind):
-                    built_parts.add((vars(kind)["__part__"], info.name))
-        assert built_parts == set(registry._modules_of(package).items()), package
+                    part_classes.add((vars(kind)["__part__"], info.name))
+        assert part_classes == set(registry._modules_of(package).items()), package
 
 
 @pytest.mark.parametrize(

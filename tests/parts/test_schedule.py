@@ -39,9 +39,9 @@ def test_the_budgets_of_the_length_curriculum():
     ],
 )
 def test_shapes_between_their_ends(shape, middle, fifth):
-    built_schedule = Schedule(shape, 1.0, 5.0)
+    schedule = Schedule(shape, 1.0, 5.0)
     first = 3.0 if shape == "dip" else 1.0  # it begins in the middle of its ends
-    assert [built_schedule.at(step, 10) for step in (1, 3, 6, 11, 99)] == pytest.approx([first, fifth, middle, 5, 5])
+    assert [schedule.at(step, 10) for step in (1, 3, 6, 11, 99)] == pytest.approx([first, fifth, middle, 5, 5])
 
 
 def test_integers_stay_integers():

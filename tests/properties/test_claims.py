@@ -96,11 +96,11 @@ def test_too_few_pairs_and_failed_runs_are_told():
 
 def test_what_is_spent_until_a_target():
     # .2 at 0, .4 at 1000, .6 at 2000: .5 is reached half way between the last two
-    assert claims.spent_until(row(0, [0.2, 0.4, 0.6]), 0.5, "tokens") == (pytest.approx(1500.0), True)
-    assert claims.spent_until(row(0, [0.2, 0.4, 0.6]), 0.5, "updates") == (pytest.approx(3.0), True)
-    assert claims.spent_until(row(0, [0.2, 0.6, 0.3]), 0.5, "seconds") == (pytest.approx(0.375), True)
-    assert claims.spent_until(row(0, [0.2, 0.4, 0.6]), 0.7, "tokens") == (2000.0, False)
-    assert claims.spent_until(row(0, [0.2, 0.4, 0.6]), 0.1, "tokens") == (20.0, True)  # a hundredth of all
+    assert claims.cost_until(row(0, [0.2, 0.4, 0.6]), 0.5, "tokens") == (pytest.approx(1500.0), True)
+    assert claims.cost_until(row(0, [0.2, 0.4, 0.6]), 0.5, "updates") == (pytest.approx(3.0), True)
+    assert claims.cost_until(row(0, [0.2, 0.6, 0.3]), 0.5, "seconds") == (pytest.approx(0.375), True)
+    assert claims.cost_until(row(0, [0.2, 0.4, 0.6]), 0.7, "tokens") == (2000.0, False)
+    assert claims.cost_until(row(0, [0.2, 0.4, 0.6]), 0.1, "tokens") == (20.0, True)  # a hundredth of all
 
 
 def test_ratio_of_what_is_spent():
@@ -110,7 +110,7 @@ def test_ratio_of_what_is_spent():
     assert math.exp(actual.estimate.mean) == pytest.approx(3.0)
     assert (actual.base, actual.arm, actual.reached) == (pytest.approx(1800), pytest.approx(600), (4, 4))
     assert actual.verdict == HELD
-    assert "3.00 (3.00 to 3.00) times" in claims.said(actual)
+    assert "3.00 (3.00 to 3.00) times" in claims.difference_text(actual)
     never = {s: row(s, [0.2, 0.3, 0.3]) for s in range(4)}
     worse = claims.compare(claims.Prediction("tokens_to_target", "more", ratio=3), base, never)
     assert math.exp(worse.estimate.mean) == pytest.approx(0.9)  # 1800 of 2000, which is all that it spent
@@ -160,20 +160,20 @@ def test_gain_is_of_the_arm_itself():
 )
 def test_what_the_varied_condition_did(main, varied, said):
     actual = [claims.Finding("arm", "base", MORE, None, 0.0, 0.0, v) for v in (main, varied)]
-    assert claims.moved(*actual) == said
+    assert claims.describe_change(*actual) == said
 
 
 @pytest.mark.parametrize(("verdict", "said"), [(HELD, "as predicted there"), (NOT_SEEN, "not as predicted there")])
 def test_condition_is_judged_by_its_own_prediction(verdict, said):
     main = claims.Finding("arm", "base", MORE, None, 0.0, 0.0, NOT_SEEN)
     equal = claims.Prediction("eval_accuracy", "equal", margin=0.01)
-    assert claims.moved(main, claims.Finding("arm", "base", equal, None, 0.0, 0.0, verdict)) == said
+    assert claims.describe_change(main, claims.Finding("arm", "base", equal, None, 0.0, 0.0, verdict)) == said
 
 
 def test_what_has_not_run_has_no_verdict_yet():
     actual = claims.compare(MORE, side([0.3, 0.5]), side([0.4, 0.6]))
-    assert (actual.shown, actual.why) == ("not run yet", "paired seeds: 2")
-    assert claims.moved(actual, actual) == ""
+    assert (actual.verdict_text, actual.why) == ("not run yet", "paired seeds: 2")
+    assert claims.describe_change(actual, actual) == ""
 
 
 LIST = study.read_list(claims.LIST)
@@ -186,7 +186,7 @@ def test_the_list_is_whole():
                 "base", "arms", "varied", "seconds_per_run"} <= set(e), e["id"]  # fmt: skip
         assert re.fullmatch(r"\d{4}\.\d{5}", e["arxiv"]), e["id"]
         assert e["seeds"] >= 10
-        varied, predicts = claims.varied_of(e)
+        varied, predicts = claims.varied_condition(e)
         assert varied["condition"]
         for p in (e["predicts"], predicts, *([e["also"]] if "also" in e else [])):
             claims.Prediction(**p)
@@ -225,7 +225,7 @@ def test_rank_correlation_and_what_foretells():
         {"task": "t", "method": "grpo", "optim.lr": 1.0}, {"task": "t", "method": "gigpo", "optim.lr": 1.0}, 3
     )
     names = [study.digest(predictors.first_gradient(k)) for k in (pair.base, pair.arm)]
-    known_fields = {
+    measurements = {
         "signal": {
             names[0]: {"signal": 0.01, "error": 0.001, "tokens_per_task": 100},
             names[1]: {"signal": 0.06, "error": 0.1, "tokens_per_task": 200},
@@ -233,14 +233,14 @@ def test_rank_correlation_and_what_foretells():
         "fidelity": {"t/grpo": 0.3, "t/gigpo": 0.5},
     }
     # 10,000 tokens are 100 tasks of the base, 100 * .01 = 1: cosine 1/2; 50 of the arm, 50 * .06 = 3: 3/4
-    assert predictors.by_signal(pair, known_fields) == pytest.approx(0.25)
-    known_fields["signal"][names[0]]["error"] = 0.01  # neither is told from 0
-    assert math.isnan(predictors.by_signal(pair, known_fields))
-    assert predictors.by_fidelity(pair, known_fields) == pytest.approx(0.2)
+    assert predictors.by_signal(pair, measurements) == pytest.approx(0.25)
+    measurements["signal"][names[0]]["error"] = 0.01  # neither is told from 0
+    assert math.isnan(predictors.by_signal(pair, measurements))
+    assert predictors.by_fidelity(pair, measurements) == pytest.approx(0.2)
     other = predictors.Pair(pair.base, {**pair.arm, "credit.scale": "none"}, 3)
-    assert math.isnan(predictors.by_fidelity(other, known_fields))
+    assert math.isnan(predictors.by_fidelity(other, measurements))
     store = {
         (name, s): row(s, [0.2, x + 0.01 * s]) for name, x in zip(pair.names, (0.3, 0.4), strict=True) for s in range(3)
     }
-    assert list(predictors.foretold([pair], store, lambda p: 1.0)) == [("gigpo", 1.0, pytest.approx(0.1))]
-    assert list(predictors.foretold([pair], {}, lambda p: 1.0)) == []
+    assert list(predictors.predict_gains([pair], store, lambda p: 1.0)) == [("gigpo", 1.0, pytest.approx(0.1))]
+    assert list(predictors.predict_gains([pair], {}, lambda p: 1.0)) == []

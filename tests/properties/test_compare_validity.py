@@ -34,7 +34,7 @@ def simulated(script: ModuleType, runs: int, tasks: int = 100) -> Any:
 
 
 def test_runs_that_differ_in_nothing_and_a_planted_difference(script: ModuleType) -> None:
-    actual = script.validity(simulated(script, 24), many=120, seeds=6)
+    actual = script.validity(simulated(script, 24), n_splits=120, seeds=6)
     assert (actual["runs"], actual["tasks"], actual["pairs"]) == (24, 100, 12)
     for name in ("end", "area"):
         assert 0.88 <= actual[name]["coverage"] <= 1.0
@@ -46,7 +46,7 @@ def test_runs_that_differ_in_nothing_and_a_planted_difference(script: ModuleType
 
 def test_flips_turn_wrong_verdicts_alone(script: ModuleType) -> None:
     right = np.array([[0.0, 1.0] * 500])
-    changed = script.flipped(right, 0.2, 3)
+    changed = script.flip_verdicts(right, 0.2, 3)
     assert (changed[right == 1] == 1).all()
     assert changed[right == 0].mean() == pytest.approx(0.2, abs=0.06)
 

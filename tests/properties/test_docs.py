@@ -238,8 +238,8 @@ def test_the_methods_page_names_every_method_and_symptom_once():
     text, without = (ROOT / "docs" / "methods.md").read_text().split("## Papers that give no method")
     assert not set(re.findall(r"^\| `(\w+)`", without, re.M)) & set(METHODS)
     table = "\n".join(line for line in text.splitlines() if line.startswith("| "))
-    listed_value = re.findall(r"`(\w+)`", table)
-    assert sorted(listed_value) == sorted(METHODS)
+    names_in_table = re.findall(r"`(\w+)`", table)
+    assert sorted(names_in_table) == sorted(METHODS)
     listed = text[text.index("By what goes wrong") : text.index("A method of your own")]
     assert re.findall(r"`([^`]+)`", listed)[1:] == list(SYMPTOMS)
 
@@ -255,7 +255,7 @@ def test_the_workflow_runs_readmes_commands_and_the_slow_tests():
 
     workflow = YAML(typ="safe").load(ROOT / ".github" / "workflows" / "test.yml")
     steps = [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step]
-    stated_value = re.findall(r"^    (make \w+)", README.read_text(), re.M)
-    assert sorted(stated_value) == ["make demo", "make test"] and sorted(steps) == sorted([*stated_value, "make slow"])
+    commands = re.findall(r"^    (make \w+)", README.read_text(), re.M)
+    assert sorted(commands) == ["make demo", "make test"] and sorted(steps) == sorted([*commands, "make slow"])
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
     assert {"demo", "test", "slow"} <= set(targets)

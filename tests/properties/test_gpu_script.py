@@ -117,10 +117,10 @@ def test_parts_of_engines_write_their_figures(gpu, tmp_path, capfd, monkeypatch)
     if python is None:
         assert "verl: skipped: " in capfd.readouterr().out
         return
-    full_value, half = (rows(out)[f"verl:toy/{dtype}"] for dtype in ("float32", "bfloat16"))
-    assert full_value["gradient_of_grpo"] < 1e-5 < half["gradient_of_grpo"] < 0.1
-    assert half["probe_scale"] < 0.25  # the bound of a run in bfloat16
-    assert full_value["pull_over_forward"] > 0 and full_value["tokens"] == 48
+    float32_row, bfloat16_row = (rows(out)[f"verl:toy/{dtype}"] for dtype in ("float32", "bfloat16"))
+    assert float32_row["gradient_of_grpo"] < 1e-5 < bfloat16_row["gradient_of_grpo"] < 0.1
+    assert bfloat16_row["probe_scale"] < 0.25  # the bound of a run in bfloat16
+    assert float32_row["pull_over_forward"] > 0 and float32_row["tokens"] == 48
 
 
 def test_verl_is_looked_for_where_it_is_said_to_be(gpu, tmp_path, capsys, monkeypatch):
@@ -165,9 +165,9 @@ def test_a_lost_device_ends_its_part_and_stands_in_the_file(gpu, tmp_path):
 
 def test_a_part_that_hangs_or_crashes_costs_itself_alone(gpu, tmp_path, monkeypatch):
     python = [sys.executable, "-S", "-c"]
-    assert gpu.in_process([*python, "import time; time.sleep(60)"], 0.2) == "killed after 0 s"
-    assert gpu.in_process([*python, "raise SystemExit(5)"], 60) == "ended with exit code 5"
-    assert gpu.in_process([*python, "raise SystemExit(3)"], 60) is None
+    assert gpu.run_process([*python, "import time; time.sleep(60)"], 0.2) == "killed after 0 s"
+    assert gpu.run_process([*python, "raise SystemExit(5)"], 60) == "ended with exit code 5"
+    assert gpu.run_process([*python, "raise SystemExit(3)"], 60) is None
 
     commands = []
 

@@ -85,13 +85,13 @@ print(json.dumps(sorted(opened)))
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """The wheel that `pip install .` builds, unpacked."""
-    built_mktemp = tmp_path_factory.mktemp("wheel")
-    with pytest.MonkeyPatch.context() as local_context:
-        local_context.chdir(ROOT)
-        built = built_mktemp / build_wheel(str(built_mktemp))
-    with zipfile.ZipFile(built) as archive:
-        archive.extractall(built_mktemp / "unpacked")
-    return built_mktemp / "unpacked"
+    folder = tmp_path_factory.mktemp("wheel")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        wheel_file = folder / build_wheel(str(folder))
+    with zipfile.ZipFile(wheel_file) as archive:
+        archive.extractall(folder / "unpacked")
+    return folder / "unpacked"
 
 
 def tracked(*folders):
@@ -113,10 +113,10 @@ def tracked(*folders):
 
 
 def test_the_wheel_holds_the_sources_and_nothing_else(wheel):
-    held_wheels = {str(p.relative_to(wheel)) for p in wheel.rglob("*") if p.is_file()}
-    about = {name for name in held_wheels if ".dist-info/" in name}
-    assert {f"src/{name}" for name in held_wheels - about} >= tracked("src/gxpo", "src/gxpo_worlds")
-    assert {name.split("/")[0] for name in held_wheels - about} == {"gxpo", "gxpo_worlds"}
+    names_in_wheel = {str(p.relative_to(wheel)) for p in wheel.rglob("*") if p.is_file()}
+    about = {name for name in names_in_wheel if ".dist-info/" in name}
+    assert {f"src/{name}" for name in names_in_wheel - about} >= tracked("src/gxpo", "src/gxpo_worlds")
+    assert {name.split("/")[0] for name in names_in_wheel - about} == {"gxpo", "gxpo_worlds"}
     assert {name.partition(".dist-info/")[2] for name in about} == {
         "METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE",
     }  # fmt: skip
@@ -127,15 +127,15 @@ def test_source_distribution_holds_all_tracked_files(tmp_path, monkeypatch):
     """Whoever has it can run the tests and make the documentation."""
     monkeypatch.chdir(ROOT)
     with tarfile.open(tmp_path / build_sdist(str(tmp_path))) as archive:
-        held_partitions = {name.partition("/")[2] for name in archive.getnames()}
-    assert {name for name in tracked(".") - held_partitions if not name.startswith((".ci/", ".github/"))} == set()
-    assert held_partitions - tracked(".") <= {"PKG-INFO"}
+        names_in_archive = {name.partition("/")[2] for name in archive.getnames()}
+    assert {name for name in tracked(".") - names_in_archive if not name.startswith((".ci/", ".github/"))} == set()
+    assert names_in_archive - tracked(".") <= {"PKG-INFO"}
 
 
 @pytest.mark.slow
 def test_each_data_file_in_the_wheel_is_read_by_its_reader(wheel):
     """A new kind of file needs its reader in `READERS`; one that nothing reads need not be shipped."""
-    remote_paths = {
+    data_files = {
         str(p.relative_to(wheel))
         for p in (wheel / "gxpo").rglob("*")
         if p.is_file() and p.suffix != ".py" and p.name != "py.typed"
@@ -147,7 +147,7 @@ def test_each_data_file_in_the_wheel_is_read_by_its_reader(wheel):
         env={**os.environ, "PYTHONPATH": str(wheel), "PYTHONDONTWRITEBYTECODE": "1"},  # which are files, too
     )
     assert done.returncode == 0, done.stderr
-    assert set(json.loads(done.stdout.splitlines()[-1])) == remote_paths
+    assert set(json.loads(done.stdout.splitlines()[-1])) == data_files
 
 
 def test_the_metadata_names_licence_versions_and_extras(wheel):

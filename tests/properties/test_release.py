@@ -41,8 +41,8 @@ def test_every_package_of_an_extra_has_a_licence_on_the_page():
 @pytest.mark.parametrize("name", ["torch", "pydantic", "transformers", "peft", "starlette", "pyarrow", "gymnasium"])
 def test_stated_licence_is_the_one_in_the_metadata(name):
     fields = metadata.metadata(name)
-    stated_value = re.search(rf"\b{name} \(([\w-]+)", PAGE)[1].split("-")[0]
+    version_text = re.search(rf"\b{name} \(([\w-]+)", PAGE)[1].split("-")[0]
     text = " ".join(
         filter(None, [fields.get("License-Expression"), fields.get("License"), *fields.get_all("Classifier")])
     )
-    assert stated_value in text
+    assert version_text in text

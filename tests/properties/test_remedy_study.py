@@ -26,7 +26,7 @@ from gxpo.training import config  # noqa: E402
 from study_rows import digest  # noqa: E402
 
 LIST = remedy_study.read_lists()
-ARMS = {(n, a["label"]) for e in LIST["experiments"] for n in remedy_study.names(e) for a in e["arms"]}
+ARMS = {(n, a["label"]) for e in LIST["experiments"] for n in remedy_study.sicknesses_of(e) for a in e["arms"]}
 
 
 def remedy(label: str, *differences: tuple[float, float, float], **more: Any) -> Measurement:
@@ -50,7 +50,7 @@ def test_every_arm_of_the_list_resolves(experiment):
 def test_every_sickness_has_two_tasks_and_three_arms():
     by_name: dict[str, set[str]] = {}
     for e in LIST["experiments"]:
-        for name in remedy_study.names(e):
+        for name in remedy_study.sicknesses_of(e):
             by_name.setdefault(name, set()).add(e["setting"])
         assert len(e["arms"]) >= 3 and e["base"]["keys"] == {"method": "grpo"} and e["seeds"] == 5
     assert all(len(settings) >= 2 for settings in by_name.values())
@@ -95,7 +95,7 @@ BASE = [0.30, 0.32, 0.34, 0.36, 0.38]
 def test_a_difference_is_paired_by_seed():
     actual = listed("ngrpo", "lens")
     ends = {"grpo": BASE, "ngrpo": [x + d for x, d in zip(BASE, (0.1, 0.1, 0.1, 0.1, 0.2), strict=True)]}
-    (m,) = remedy_study.measured(actual, store_of(actual["experiments"][0], SETTING, ends))
+    (m,) = remedy_study.measure_remedies(actual, store_of(actual["experiments"][0], SETTING, ends))
     # mean .12, standard deviation sqrt(.002) = .0447, over sqrt 5 times t(4) = 2.7764: .0555
     assert (m.sickness, m.label, m.seeds, m.commit) == ("all_wrong", "ngrpo", 5, "abc")
     assert (m.difference, m.low, m.high) == pytest.approx((0.12, 0.0645, 0.1755), abs=1e-4)
@@ -106,9 +106,9 @@ def test_where_there_are_fresh_seeds_the_pilot_is_left_out():
     actual = listed("ngrpo")
     ends = {"grpo": [0.3] * 12, "ngrpo": [0.9] * 5 + [0.31, 0.32, 0.33, 0.31, 0.32, 0.33, 0.32]}
     store = store_of(actual["experiments"][0], SETTING, ends)
-    (m,) = remedy_study.measured(actual, store)
+    (m,) = remedy_study.measure_remedies(actual, store)
     assert (m.seeds, m.difference) == (7, pytest.approx(0.02, abs=1e-4))
-    assert remedy_study.chosen(actual, store) == [("all_wrong", "ngrpo")]
+    assert remedy_study.choose_remedies(actual, store) == [("all_wrong", "ngrpo")]
 
 
 def test_nothing_is_concluded_from_runs_that_were_not_sick():
@@ -116,7 +116,7 @@ def test_nothing_is_concluded_from_runs_that_were_not_sick():
     store = store_of(actual["experiments"][0], SETTING, {"grpo": BASE, "ngrpo": [0.9] * 5})
     for row in store.values():
         row["curves"]["zero_signal_groups"] = [[1, 0.1], [9, 0.1]]
-    assert remedy_study.measured(actual, store) == []
+    assert remedy_study.measure_remedies(actual, store) == []
     assert any("not all_wrong" in line for line in remedy_study.tables(actual, store))
 
 
@@ -125,8 +125,8 @@ def test_two_best_pilot_arms_of_a_sickness_get_more_seeds():
     ahead = {"ngrpo": 0.1, "lens": 0.3, "rloo": 0.2, "dapo": -0.1}
     ends = {"grpo": BASE, **{k: [x + d for x in BASE] for k, d in ahead.items()}}
     store = store_of(actual["experiments"][0], SETTING, ends)
-    assert remedy_study.chosen(actual, store) == [("all_wrong", "lens"), ("all_wrong", "rloo")]
-    (more,) = remedy_study.second(actual, store, 20)["experiments"]
+    assert remedy_study.choose_remedies(actual, store) == [("all_wrong", "lens"), ("all_wrong", "rloo")]
+    (more,) = remedy_study.second_round(actual, store, 20)["experiments"]
     assert [a["label"] for a in more["arms"]] == ["lens", "rloo"] and more["seeds"] == 20
 
 

@@ -40,15 +40,15 @@ def test_forty_runs_of_one_method_are_a_row(results):
 
 def test_arms_follow_their_base_in_a_line(results, tmp_path):
     def line(method, against="", **more):
-        given_texts = {c: "" for c in COLUMNS} | {
+        fields = {c: "" for c in COLUMNS} | {
             "study": "s",
             "setting": "x",
             "method": method,
             "seeds": "5",
             "budget": "1",
         }
-        given_texts |= {"measure": "eval_accuracy", "start": ".25", "end": ".5", "against": against, **more}
-        return ",".join(given_texts[c] for c in COLUMNS)
+        fields |= {"measure": "eval_accuracy", "start": ".25", "end": ".5", "against": against, **more}
+        return ",".join(fields[c] for c in COLUMNS)
 
     messages = {"difference": ".1", "low": ".05", "high": ".15", "verdict": "better"}
     unsure = {"difference": "-.02", "low": "-.1", "high": ".06", "verdict": "undecided", "keys": "credit.scale=none"}

@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from scripts.pages.docs_site.check_links import broken
+from scripts.pages.docs_site.check_links import broken_links
 from scripts.pages.docs_site.docstrings import as_rst, without_types
 from scripts.pages.docs_site.stage import FENCED, LINK, Site, sections
 
@@ -40,8 +40,8 @@ def test_links_and_anchors_lead_somewhere():
             if re.match(r"[a-z]+:", link):
                 continue
             name, _, anchor = link.partition("#")
-            remote_page = page if not name else Path(os.path.normpath(page.parent / name))
-            if not remote_page.exists() or (anchor and anchor not in anchors(remote_page)):
+            target_page = page if not name else Path(os.path.normpath(page.parent / name))
+            if not target_page.exists() or (anchor and anchor not in anchors(target_page)):
                 lost.append((str(page.relative_to(ROOT)), link))
     assert len(PAGES) > 80 and lost == []
 
@@ -108,4 +108,4 @@ def test_signatures_of_classes_have_names_and_defaults():
 def test_a_link_that_leads_nowhere_in_a_built_site_is_named(tmp_path):
     (tmp_path / "a.html").write_text('<a href="b.html#there">1</a><a href="b.html#no">2</a><img src="no.png">')
     (tmp_path / "b.html").write_text('<h2 id="there">x</h2><a href="https://example.org/">3</a><a href="a.html">4</a>')
-    assert broken(tmp_path) == ["a.html: b.html#no: no such anchor", "a.html: no.png: no such file"]
+    assert broken_links(tmp_path) == ["a.html: b.html#no: no such anchor", "a.html: no.png: no such file"]

@@ -56,7 +56,7 @@ def test_arm_overrides_setting_and_both_override_study_defaults(study, listed):
 
 
 def test_runs_come_seed_by_seed_and_equal_ones_once(study, listed):
-    todo = study.missing(study.wanted([listed]), {})
+    todo = study.missing(study.list_runs([listed]), {})
     actual = [(keys["method"], keys.get("tasks.per_step"), keys["seed"]) for keys, _ in todo]
     assert actual == [
         ("grpo", 4, 0),
@@ -70,16 +70,16 @@ def test_runs_come_seed_by_seed_and_equal_ones_once(study, listed):
 
 
 def test_experiments_are_chosen_by_id(study, listed):
-    assert {k["method"] for k, _ in study.wanted([listed], only=["two"])} == {"grpo"}
-    assert len(study.wanted([listed], skip=["one"])) == 3
-    assert len(study.wanted([listed], only=["two"], seeds=7)) == 7
+    assert {k["method"] for k, _ in study.list_runs([listed], only=["two"])} == {"grpo"}
+    assert len(study.list_runs([listed], skip=["one"])) == 3
+    assert len(study.list_runs([listed], only=["two"], seeds=7)) == 7
 
 
 @pytest.mark.slow
 def test_every_list_of_the_project_names_settings_that_it_has(study):
     for path in sorted((ROOT / "studies").glob("*.yaml")):
         listed = study.read_list(path)
-        assert study.wanted([listed]), path
+        assert study.list_runs([listed]), path
         ids = [e["id"] for e in listed["experiments"]]
         assert len(ids) == len(set(ids)), path
 

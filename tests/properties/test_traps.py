@@ -20,10 +20,10 @@ def functions(path: str) -> dict[str, ast.FunctionDef]:
 
 
 def test_every_named_test_is_there() -> None:
-    remote_functions = {path: functions(path) for path in {path for path, _ in NAMED}}
+    functions_by_path = {path: functions(path) for path in {path for path, _ in NAMED}}
     assert len(NAMED) > 60
     assert [
-        (path, name) for path, name in NAMED if not name.startswith("test_") or name not in remote_functions[path]
+        (path, name) for path, name in NAMED if not name.startswith("test_") or name not in functions_by_path[path]
     ] == []
 
 
@@ -43,8 +43,8 @@ def shapes_alone(test: ast.FunctionDef) -> bool:
     """Whether all that a test asserts is a shape."""
     asserts = [node for node in ast.walk(test) if isinstance(node, ast.Assert)]
     lefts = [a.test.left for a in asserts if isinstance(a.test, ast.Compare)]
-    single_lefts = [x for x in lefts if isinstance(x, ast.Attribute) and x.attr in ("shape", "ndim")]
-    return bool(asserts) and len(single_lefts) == len(asserts)
+    shape_lefts = [x for x in lefts if isinstance(x, ast.Attribute) and x.attr in ("shape", "ndim")]
+    return bool(asserts) and len(shape_lefts) == len(asserts)
 
 
 def test_no_test_of_a_loss_looks_at_shapes_alone() -> None:

@@ -31,9 +31,9 @@ models.load("tiny:cold", task="arithmetic", device="cpu", dtype="float32")  # wh
 
 def train(out: Path, *, steps: int = 3, task: str = "arithmetic", method: Any = "grpo", **keys: Any) -> list[dict]:
     """The lines of a run's metrics but for what the clock decides; `keys` with __ in the place of a dot."""
-    given_values = {key.replace("__", "."): value for key, value in keys.items()}
+    settings = {key.replace("__", "."): value for key, value in keys.items()}
     reward = REWARD if task == "arithmetic" else None
-    gxpo.train("tiny:cold", task, method, steps, reward, out=out, set=KEYS | given_values, progress="none")
+    gxpo.train("tiny:cold", task, method, steps, reward, out=out, set=KEYS | settings, progress="none")
     return lines(out)
 
 

@@ -102,18 +102,18 @@ def test_minibatches_after_a_skipped_one_keep_the_same_start():
         infos = Epochs(epochs=2, minibatches=2).run(forest, credit, weight, learner)
     assert [bool(i.nonfinite) for i in infos] == [True, False, True, False]
     assert [m["on_policy"] for m in learner.metrics] == [1.0, 0.0]
-    forest, single_value, credit, weight = bound()
-    single_value.proximal = learner.proximal
+    forest, other_learner, credit, weight = bound()
+    other_learner.proximal = learner.proximal
     for _ in range(2):
-        single_value.step(forest, credit, weight, other)
-    assert learner.learner.fingerprint() == single_value.learner.fingerprint()
+        other_learner.step(forest, credit, weight, other)
+    assert learner.learner.fingerprint() == other_learner.learner.fingerprint()
 
 
 # ---------------------------------------------------------------- a run
 def train(folder: Path, name: str, **changed: Any) -> gxpo.Run:
     (folder / "mine.py").write_text(SPIKE)
-    given_settings = {**SMALL, "objective.add.spike": f"{folder / 'mine.py'}:Spike", **changed}
-    return gxpo.train("tiny:cold", "arithmetic", "dr_grpo", 6, out=folder / name, set=given_settings)
+    settings = {**SMALL, "objective.add.spike": f"{folder / 'mine.py'}:Spike", **changed}
+    return gxpo.train("tiny:cold", "arithmetic", "dr_grpo", 6, out=folder / name, set=settings)
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,7 @@ def test_a_tensor_that_is_not_finite_is_refused_by_name(tmp_path: Path, value: f
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     base = torch.arange(12, dtype=torch.float64).reshape(3, 4)
-    given_fields = {
+    tensors = {
         "scalar": torch.tensor(0.1),
         "empty": torch.zeros(0, 3),
         "base": base,
@@ -81,12 +81,12 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
         "wants gradient": torch.nn.Parameter(torch.ones(2)),
     }
     state = {"float": 0.1 + 0.2, "large": 2**60, "text": "\u00e9", "none": None, "tuple": (1, 2), "nan": float("nan")}
-    path = checkpoint.save(tmp_path / "new" / "run", 40, given_fields, state, 1)
+    path = checkpoint.save(tmp_path / "new" / "run", 40, tensors, state, 1)
     assert path == tmp_path / "new" / "run" / "checkpoints" / "step-000040"
     assert sorted(p.name for p in path.iterdir()) == ["manifest.json", "state.json", "tensors.safetensors"]
     actual, back = checkpoint.load(path)
-    assert actual.keys() == given_fields.keys()
-    for name, tensor in given_fields.items():
+    assert actual.keys() == tensors.keys()
+    for name, tensor in tensors.items():
         assert actual[name].dtype == tensor.dtype and torch.equal(actual[name], tensor)
     assert back["tuple"] == [1, 2] and back["nan"] != back["nan"]
     assert {k: back[k] for k in ("float", "large", "text", "none")} == {k: state[k] for k in list(state)[:4]}

@@ -45,8 +45,8 @@ SHORT = {"tasks.per_step": 2, "rollout.group_size": 3, "sampling.max_new_tokens"
     ],
 )
 def test_what_an_engine_can_not_do_is_refused_in_a_line(settings, words):
-    stated_fields = {"method": "grpo", **settings}
-    resolved = config.resolve({key: Stated(value, "test") for key, value in stated_fields.items()})
+    keys = {"method": "grpo", **settings}
+    resolved = config.resolve({key: Stated(value, "test") for key, value in keys.items()})
     with pytest.raises(ConfigError) as error:
         check_cluster(resolved.settings, resolved.method)
     assert words in str(error.value) and "\n" not in str(error.value)
@@ -63,8 +63,8 @@ def test_what_an_engine_can_not_do_is_refused_in_a_line(settings, words):
 )
 def test_what_it_can_do_is_let_through(settings):
     for method in ("grpo", "gspo", "dr_grpo", "gigpo"):
-        stated_fields = {"method": method, **settings}
-        resolved = config.resolve({key: Stated(value, "test") for key, value in stated_fields.items()})
+        keys = {"method": method, **settings}
+        resolved = config.resolve({key: Stated(value, "test") for key, value in keys.items()})
         check_cluster(resolved.settings, resolved.method)
 
 
@@ -80,8 +80,8 @@ def cold(tmp_path_factory):
 
 
 def train(cold, out, url, steps, **settings):
-    listed_settings = {**TINKER, **SHORT, "cluster.address": url, **settings}
-    return gxpo.train(str(cold), "arithmetic", "grpo", steps, REWARD, out=out, set=listed_settings)
+    keys = {**TINKER, **SHORT, "cluster.address": url, **settings}
+    return gxpo.train(str(cold), "arithmetic", "grpo", steps, REWARD, out=out, set=keys)
 
 
 @pytest.mark.slow

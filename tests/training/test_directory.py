@@ -31,8 +31,8 @@ def test_new_run_is_named_after_its_file_and_never_reuses_a_name(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     for other in there:
         (tmp_path / "runs" / other).mkdir(parents=True)
-    given_values = {k: Stated(v, "--set") for k, v in sets.items()}
-    assert name_for(Path("examples/lake.yaml"), given_values) == Path("runs") / name
+    values = {k: Stated(v, "--set") for k, v in sets.items()}
+    assert name_for(Path("examples/lake.yaml"), values) == Path("runs") / name
 
 
 @pytest.mark.parametrize(

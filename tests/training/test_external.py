@@ -145,8 +145,8 @@ def test_judge_of_the_section_is_default_and_method_options_stay(judges: str, tm
     actual = run(tmp_path / "a", {**keys, "trainer.steps": 1})
     assert actual.config["scoring.options"] == {"judge": {"mode": "pairwise", "compare": "single_elim"}}
     assert lines(actual.path)[0]["unscored"] == 6  # it gives scores where verdicts are asked for
-    listed_settings = {"method": "rluf", "scoring.options": {"judge": {"ask": f"{judges}:longer", "workers": 1}}}
-    row = lines(run(tmp_path / "b", {**listed_settings, "trainer.steps": 1}).path)[0]
+    judge_keys = {"method": "rluf", "scoring.options": {"judge": {"ask": f"{judges}:longer", "workers": 1}}}
+    row = lines(run(tmp_path / "b", {**judge_keys, "trainer.steps": 1}).path)[0]
     assert row["unscored"] == 0 and {"reward_judge_helpful", "reward_judge_safe", "reward_judge_love"} <= set(row)
 
 

@@ -23,7 +23,7 @@ def resolved(folder: Path, **keys: Any) -> config.Resolved:
     rows = [{"id": x, "prompt": f"{x}?", "answer": "1", "level": i} for i, x in enumerate("abcdef")]
     (folder / "pool.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "held.jsonl").write_text(json.dumps({"id": "h", "prompt": "h?", "answer": "1"}))
-    given_settings = {
+    settings = {
         "model": "tiny:cold",
         "task": str(folder / "pool.jsonl"),
         "tasks.options": {"held_out": str(folder / "held.jsonl")},
@@ -32,7 +32,7 @@ def resolved(folder: Path, **keys: Any) -> config.Resolved:
         "sampling.max_new_tokens": 4,
         **keys,
     }
-    return config.resolve({k: config.Stated(v, "test") for k, v in given_settings.items()})
+    return config.resolve({k: config.Stated(v, "test") for k, v in settings.items()})
 
 
 def test_what_is_always_or_never_solved_is_left_out(tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ def test_every_file_that_a_value_names_is_hashed(tmp_path, monkeypatch):
         "sampling.engine_python": "python3.11", "model": "data.jsonl", "objective.surrogate": "gymnasium:X",
     }  # fmt: skip
     actual = inputs.hashes({k: Stated(v, "file") for k, v in values.items()})
-    listed_values = {"data.jsonl", "held.jsonl", "r.py", "./c.py", "chat.jinja", "mine.py", str(tmp_path / "s.py")}
-    assert actual == {name: sha(Path(name).name) for name in listed_values}
+    file_names = {"data.jsonl", "held.jsonl", "r.py", "./c.py", "chat.jinja", "mine.py", str(tmp_path / "s.py")}
+    assert actual == {name: sha(Path(name).name) for name in file_names}
 
 
 @pytest.mark.slow

@@ -124,8 +124,8 @@ def test_a_second_phase_is_a_run_from_the_first_ones_parameters(tmp_path, reward
         assert trainer.learner.optimiser.steps == 0
     finally:
         trainer.close()
-    kept_checkpoint = checkpoint.load(checkpoint.latest(first))[0]
-    assert all(torch.equal(start[k], kept_checkpoint[f"parameter/{k}"]) for k in start)
+    tensors = checkpoint.load(checkpoint.latest(first))[0]
+    assert all(torch.equal(start[k], tensors[f"parameter/{k}"]) for k in start)
     assert lines(full_path)[:2] == lines(first)
 
 
@@ -207,11 +207,11 @@ def test_a_key_reaches_the_phases_that_have_it():
 
 
 def test_a_key_can_be_dropped():
-    given_over = config.over(
+    keys = config.over(
         {"objective.pairs": Stated("outcome", "f"), "credit": Stated("gae", "f"), "credit.lam": Stated(1.0, "f")},
         config.parse_set(["~objective.pairs", "~credit"]),
     )
-    assert given_over == {}
+    assert keys == {}
     with pytest.raises(ConfigError, match="nothing to drop"):
         config.load(None, ["~objective.pairs"])
 
@@ -262,9 +262,9 @@ def test_rollouts_of_earlier_phases_have_to_be_there(tmp_path):
 def test_logged_rollouts_without_an_earlier_phase_are_refused(tmp_path, file):
     path = tmp_path / "run.yaml"
     path.write_text(f"method: dpo\nrollout: logged\nrollout.file: {file}\n")
-    for given_path in ((path,), (None, path.read_text().replace(": ", "=").split())):
+    for arguments in ((path,), (None, path.read_text().replace(": ", "=").split())):
         with pytest.raises(ConfigError, match=rf"rollout\.file={file}: .* there is none: state phases, of which the"):
-            config.load(*given_path)
+            config.load(*arguments)
     composed = gxpo.method("dpo", {"rollout": "logged", "rollout.file": file})
     with pytest.raises(ConfigError, match="there is none"):
         gxpo.train("tiny:cold", "arithmetic", composed, out=tmp_path / "run", progress="none")

@@ -79,8 +79,8 @@ def test_no_method_is_refused_with_its_own_group_size():
 def test_sampling_unfit_for_a_rollout_is_refused_before_a_run(name, keys, message):
     for refused in (True, False):
         fine = {} if refused else {"sampling.max_new_tokens": 12, "sampling.temperature": 0.7}
-        given_fields = {"method": name, **keys, **fine}
-        resolved = gxpo.config.resolve({k: Stated(v, "-") for k, v in given_fields.items()})
+        keys_of_run = {"method": name, **keys, **fine}
+        resolved = gxpo.config.resolve({k: Stated(v, "-") for k, v in keys_of_run.items()})
         if not refused:
             check_settings(resolved.settings, resolved.method)
             continue

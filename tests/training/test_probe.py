@@ -77,8 +77,8 @@ def test_size_of_a_checkpoint(tmp_path: Path, lora: LoraSettings | None) -> None
     learner.optimiser.collect()
     learner.optimiser.step()
     path = checkpoint.save(tmp_path, 1, learner.tensors(), {}, 1)
-    saved_st_size = (path / "tensors.safetensors").stat().st_size
-    assert 0 <= saved_st_size - probe.checkpoint_bytes(learner) < 50_000  # the header of names
+    size = (path / "tensors.safetensors").stat().st_size
+    assert 0 <= size - probe.checkpoint_bytes(learner) < 50_000  # the header of names
 
 
 @pytest.mark.parametrize(

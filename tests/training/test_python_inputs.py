@@ -28,8 +28,8 @@ def small(**changes):
 
 
 def trained(out, **changes):
-    given_settings = {"model": "tiny:cold", "task": ROWS, "eval_task": EVAL, "reward": digits, "steps": 2, "set": KEYS}
-    return gxpo.train(**given_settings | changes, out=out)
+    arguments = {"model": "tiny:cold", "task": ROWS, "eval_task": EVAL, "reward": digits, "steps": 2, "set": KEYS}
+    return gxpo.train(**arguments | changes, out=out)
 
 
 def crc(run):
@@ -93,8 +93,8 @@ def test_run_resumes_to_the_bit_after_its_directory_moved(whole, tmp_path):
 
 def test_rows_are_kept_with_their_hashes(whole, tmp_path):
     run, *_ = whole
-    kept_datas = [json.loads(line) for line in (run.path / "tasks.jsonl").read_text().splitlines()]
-    assert kept_datas == ROWS and len((run.path / "held_out.jsonl").read_text().splitlines()) == len(EVAL)
+    rows = [json.loads(line) for line in (run.path / "tasks.jsonl").read_text().splitlines()]
+    assert rows == ROWS and len((run.path / "held_out.jsonl").read_text().splitlines()) == len(EVAL)
     held_out = {task.prompt for task in run.trainer.source.held_out(100)}
     assert held_out == {row["prompt"] for row in EVAL}
     changed = shutil.copytree(run.path, tmp_path / "copy")

@@ -50,10 +50,10 @@ def trials(monkeypatch, tmp_path):
     return tried
 
 
-def trainer(out, *, resume=False, notify=lambda line: None, **keys):
-    given_settings = {**SMALL, "model": "tiny:cold", "task": "arithmetic", "trainer.steps": 1}
-    given_settings |= {k.replace("__", "."): v for k, v in keys.items()}
-    resolved = config.resolve({k: Stated(v, "test") for k, v in given_settings.items()})
+def make_trainer(out, *, resume=False, notify=lambda line: None, **keys):
+    settings = {**SMALL, "model": "tiny:cold", "task": "arithmetic", "trainer.steps": 1}
+    settings |= {k.replace("__", "."): v for k, v in keys.items()}
+    resolved = config.resolve({k: Stated(v, "test") for k, v in settings.items()})
     return Trainer(resolved, out=out, resume=resume, notify=notify)
 
 
@@ -64,24 +64,24 @@ def products(made):
 
 def test_products_are_measured_apart_said_and_used(tmp_path, trials):
     messages = []
-    built_trainer = trainer(tmp_path, notify=messages.append)
+    trainer = make_trainer(tmp_path, notify=messages.append)
     assert trials == ["update", "sampling 6"]
-    assert products(built_trainer) == (torch.bfloat16, torch.float32)
+    assert products(trainer) == (torch.bfloat16, torch.float32)
     assert [re.sub(r" \(\S+\.json\)", "", line) for line in messages if "measured" in line] == [
         "kernels, measured once and fixed in config.yaml: products: native (3 times the speed of float32), "
         "head: blocks (2 times the speed of whole), sampling products: float32 (3 times the speed of native)"
     ]
-    assert built_trainer.learner._readout.decoder.choices["head"] == "blocks"
+    assert trainer.learner._readout.decoder.choices["head"] == "blocks"
 
 
 def test_the_second_of_two_equal_runs_takes_the_choices_of_the_first(tmp_path, trials):
-    first, second = trainer(tmp_path / "a"), trainer(tmp_path / "b")
+    first, second = make_trainer(tmp_path / "a"), make_trainer(tmp_path / "b")
     assert trials == ["update", "sampling 6"] and products(first) == products(second)
 
 
 def test_a_choice_that_is_not_in_the_table_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"learner\.choices: 'head' is whole or blocks, not 'fast'"):
-        trainer(tmp_path, learner__choices={"head": "fast"})
+        make_trainer(tmp_path, learner__choices={"head": "fast"})
 
 
 @pytest.mark.slow
@@ -110,30 +110,32 @@ def test_a_resumed_run_and_one_of_the_same_file_measure_nothing(tmp_path, trials
 )
 def test_what_is_stated_is_not_measured(tmp_path, trials, keys, tried, used):
     """One key alone says both, as it did before there were two."""
-    built_trainer = trainer(tmp_path, **keys)
-    assert trials == tried and products(built_trainer) == used
+    trainer = make_trainer(tmp_path, **keys)
+    assert trials == tried and products(trainer) == used
 
 
 def test_a_run_from_before_the_measurement_resumes_as_it_began(tmp_path, trials):
     """Its config.yaml says auto, which is float32 where nothing was measured, and has one key."""
-    built_trainer = trainer(tmp_path, resume=True, learner__products="auto")
-    assert trials == [] and built_trainer.settings.learner.products == "auto"
-    assert trainer(tmp_path, resume=True, learner__products="native").engine.network.decoder.product == torch.bfloat16
+    trainer = make_trainer(tmp_path, resume=True, learner__products="auto")
+    assert trials == [] and trainer.settings.learner.products == "auto"
+    assert (
+        make_trainer(tmp_path, resume=True, learner__products="native").engine.network.decoder.product == torch.bfloat16
+    )
 
 
 def test_all_processes_take_what_the_first_measured(tmp_path, trials, monkeypatch):
     first = {"products": ["float32", "..."], "sampling products": ["native", "..."]}
     monkeypatch.setattr(runtime, "gather", lambda own: [json.dumps(first).encode(), own])
-    assert products(trainer(tmp_path)) == (torch.float32, torch.bfloat16)
+    assert products(make_trainer(tmp_path)) == (torch.float32, torch.bfloat16)
 
 
 def test_a_model_in_float32_has_no_dtypes_to_choose(tmp_path, monkeypatch):
     monkeypatch.setenv("GXPO_CACHE", str(tmp_path / "cache"))
     messages = []
-    built_trainer = trainer(tmp_path, notify=messages.append, learner__dtype="float32")
+    trainer = make_trainer(tmp_path, notify=messages.append, learner__dtype="float32")
     (line,) = messages
     assert "sampling prompts 16" in line and "products" not in line
-    assert built_trainer.settings.learner.products == "auto" and built_trainer.settings.sampling.products is None
+    assert trainer.settings.learner.products == "auto" and trainer.settings.sampling.products is None
 
 
 def test_another_word_is_refused():

@@ -34,20 +34,18 @@ def tiny():
 @contextmanager
 def servers(n, tiny):
     with ExitStack() as stack:
-        built_values = []
+        pairs = []
         for _ in range(n):
             model = copy.deepcopy(tiny.model)
-            built_values.append(
-                stack.enter_context(served(model=model, tokenizer=tiny.tokenizer, loader=Loader(model)))
-            )
-        yield [url for url, _ in built_values], [how for _, how in built_values]
+            pairs.append(stack.enter_context(served(model=model, tokenizer=tiny.tokenizer, loader=Loader(model))))
+        yield [url for url, _ in pairs], [how for _, how in pairs]
 
 
 def train(path, urls, steps=3, shared=None, **given):
     options = {"weights": str(shared or path), "patience": 0.0, "min_replicas": 1}
-    listed_settings = {**SMALL, "sampling.servers": urls, "sampling.engine_options": options, **given.get("set", {})}
+    keys = {**SMALL, "sampling.servers": urls, "sampling.engine_options": options, **given.get("set", {})}
     path.mkdir(exist_ok=True)
-    return gxpo.train("tiny:cold", "arithmetic", "grpo", steps, REWARD, out=path / "run", set=listed_settings)
+    return gxpo.train("tiny:cold", "arithmetic", "grpo", steps, REWARD, out=path / "run", set=keys)
 
 
 def told(run):

@@ -58,8 +58,8 @@ def test_no_episode_is_lost(tmp_path, how):
             process.send_signal(signal.SIGINT)
         code = process.wait(30)
     assert code == (-signal.SIGKILL if how == "SIGKILL" else 0)
-    full_fields = {"one": 0.0, "one#1": 1.0, "two": 0.5}
-    assert lines(out) == (full_fields if how == "SIGKILL" else {**full_fields, "three": None})
+    scores = {"one": 0.0, "one#1": 1.0, "two": 0.5}
+    assert lines(out) == (scores if how == "SIGKILL" else {**scores, "three": None})
 
 
 @pytest.mark.slow

@@ -109,13 +109,13 @@ def test_a_solution_is_the_task_s_or_its_source_s():
 
 
 def test_text_is_tokenised_without_control_tokens_unless_markup():
-    built_value, _ = session()
-    built_value.chat = PlainChat(character_tokenizer())
-    (a, b), (eos,) = built_value.tokenize("ab"), built_value.tokenize("<eos>", markup=True)
+    session_object, _ = session()
+    session_object.chat = PlainChat(character_tokenizer())
+    (a, b), (eos,) = session_object.tokenize("ab"), session_object.tokenize("<eos>", markup=True)
     assert (
-        eos == built_value.chat.stop_ids[0]
-        and built_value.tokenize("a<eos>b")[::6] == (a, b)
-        and len(built_value.tokenize("<eos>")) == 5
+        eos == session_object.chat.stop_ids[0]
+        and session_object.tokenize("a<eos>b")[::6] == (a, b)
+        and len(session_object.tokenize("<eos>")) == 5
     )
 
 

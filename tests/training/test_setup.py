@@ -21,25 +21,25 @@ SHORT = {"tasks.per_step": 2, "rollout.group_size": 3, "sampling.max_new_tokens"
 
 
 def train(path, steps=2, **settings):
-    listed_values = {**SHORT, **settings}
-    return gxpo.train("tiny:cold", "arithmetic", "grpo", steps, REWARD, out=path / "run", set=listed_values)
+    keys = {**SHORT, **settings}
+    return gxpo.train("tiny:cold", "arithmetic", "grpo", steps, REWARD, out=path / "run", set=keys)
 
 
 def test_a_run_is_sampled_by_the_weights_it_has(tmp_path, monkeypatch):
     """The real program over a stand-in for vLLM: sampler and learner agree after each update."""
-    built_vllm_engines = []
+    engines = []
 
     def start(*arguments, **named):
         with started.forking(vllm_process):
-            built_vllm_engines.append(VllmEngine(*arguments, program=(FAKE, PROGRAM), **named))
-        return built_vllm_engines[0]
+            engines.append(VllmEngine(*arguments, program=(FAKE, PROGRAM), **named))
+        return engines[0]
 
     monkeypatch.setattr(setup, "choose", lambda *_, **__: Choice("vllm", "it was asked for"))
     monkeypatch.setattr(setup, "VllmEngine", start)
     run = train(tmp_path, **{"sampling.engine": "vllm", "optim.lr": 0.01})
     assert [row["sampler_gap"] < 1e-4 for row in run.metrics] == [True, True]
     assert run.metrics[0]["weights_fingerprint"] != run.metrics[1]["weights_fingerprint"]
-    (sampler,) = built_vllm_engines
+    (sampler,) = engines
     assert sampler._stamp == 3 and sampler.policy_version == 2  # at the start, and after each of two steps
     sampler.close()
 
@@ -69,13 +69,11 @@ def test_settings_that_do_not_go_together(tmp_path, settings, words):
 
 @pytest.mark.slow
 def test_server_with_stale_weights_ends_the_run_after_a_step(tmp_path):
-    held_models = models.load("tiny:cold", task="arithmetic")
-    with served(model=held_models.model, tokenizer=held_models.tokenizer) as (url, _):
-        given_settings = {"sampling.engine": "openai", "sampling.servers": url}
+    loaded = models.load("tiny:cold", task="arithmetic")
+    with served(model=loaded.model, tokenizer=loaded.tokenizer) as (url, _):
+        keys = {"sampling.engine": "openai", "sampling.servers": url}
         with pytest.raises(ModelError, match="the policy is at version 1, and nobody updates"):
-            train(tmp_path, **given_settings)
-        messages = train(
-            tmp_path / "told", **given_settings, **{"sampling.engine_options": {"stale": True}, "optim.lr": 0.05}
-        )
+            train(tmp_path, **keys)
+        messages = train(tmp_path / "told", **keys, **{"sampling.engine_options": {"stale": True}, "optim.lr": 0.05})
     assert [row["staleness_mean"] for row in messages.metrics] == [0, 1]
     assert messages.metrics[0]["sampler_gap"] < 1e-4

@@ -28,11 +28,9 @@ def reward(tmp_path_factory):
 
 
 def train(tmp_path, reward, steps=2, **keys):
-    given_values = {**SMALL, **{k.replace("__", "."): v for k, v in keys.items()}}
-    method = given_values.pop("method", "grpo")
-    return gxpo.train(
-        "tiny:cold", "arithmetic", method, steps, f"{reward}:parity", out=tmp_path / "run", set=given_values
-    )
+    settings = {**SMALL, **{k.replace("__", "."): v for k, v in keys.items()}}
+    method = settings.pop("method", "grpo")
+    return gxpo.train("tiny:cold", "arithmetic", method, steps, f"{reward}:parity", out=tmp_path / "run", set=settings)
 
 
 SETTINGS = [

@@ -40,8 +40,8 @@ def test_zero_signal_groups_are_told_apart_by_their_verdicts():
 
 
 def test_borrowed_rollouts_are_compared_but_earn_nothing():
-    held_text = forest([[0.0, 1.0, 9.0]], [[0, 1, 1]]).replace(origin=["policy", "policy", "replay"])
-    actual = rollout_figures(held_text, torch.zeros(3))
+    forest_of_step = forest([[0.0, 1.0, 9.0]], [[0, 1, 1]]).replace(origin=["policy", "policy", "replay"])
+    actual = rollout_figures(forest_of_step, torch.zeros(3))
     assert (actual["reward_max"], actual["reward_mean"]) == (1.0, 0.5)
     assert actual["reward_std"] == pytest.approx(0.5**0.5)
 

@@ -1,4 +1,4 @@
-"""Links, anchors and pictures of a built site that lead nowhere."""
+"""Find links, anchors and pictures of a built site that lead nowhere."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class _Page(HTMLParser):
                 self.links.append(value)
 
 
-def broken(site: Path) -> list[str]:
-    """A line for each link within the site that leads nowhere, as page: link."""
+def broken_links(site: Path) -> list[str]:
+    """Return a line for each link within the site that leads nowhere, as page: link."""
     pages = {path.resolve(): _Page(path) for path in site.rglob("*.html")}
-    wrong = []
+    problems = []
     for path, page in pages.items():
         for link in page.links:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc or link.startswith("data:"):
                 continue
-            remote_parent = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            if not remote_parent.exists():
-                wrong.append(f"{path.relative_to(site.resolve())}: {link}: no such file")
-            elif remote_parent in pages and unquote(parts.fragment) not in pages[remote_parent].anchors:
-                wrong.append(f"{path.relative_to(site.resolve())}: {link}: no such anchor")
-    return wrong
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not target.exists():
+                problems.append(f"{path.relative_to(site.resolve())}: {link}: no such file")
+            elif target in pages and unquote(parts.fragment) not in pages[target].anchors:
+                problems.append(f"{path.relative_to(site.resolve())}: {link}: no such anchor")
+    return problems

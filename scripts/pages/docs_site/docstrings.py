@@ -53,7 +53,8 @@ def _inline(text: str) -> str:
 
 
 def without_types(of: Any) -> tuple[str, str] | None:
-    """Signature of a class by names and defaults; its fields' types carry their ranges, which the page of parts has."""
+    """Return the signature of a class by names and defaults; its fields' types carry their ranges, which the page of
+    parts has."""
     try:
         signature = inspect.signature(of)
     except (TypeError, ValueError):

@@ -29,7 +29,7 @@ class Site:
     sources: set[str] = field(default_factory=set)  # files of code that pages link to
 
     def page_of(self, path: str) -> str | None:
-        """Where a page of the repository stands in the site, without ending; None for what is no page."""
+        """Return where a page of the repository stands in the site, without ending; None for what is no page."""
         if path in OUTSIDE:
             return OUTSIDE[path]
         if path == "docs/index.md":
@@ -43,41 +43,41 @@ class Site:
         page = self.page_of(path)
         assert page is not None, path
         text = change((self.root / path).read_text(encoding="utf-8"))
-        self.write(page, self.linked(text, path, page))
+        self.write(page, self.with_links(text, path, page))
 
     def write(self, page: str, text: str) -> None:
         target = self.out / f"{page}.md"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
 
-    def linked(self, text: str, path: str, page: str) -> str:
-        """The text with links as they are in the site."""
+    def with_links(self, text: str, path: str, page: str) -> str:
+        """Return the text with links as they are in the site."""
         parts = FENCED.split(text)
         for i in range(0, len(parts), 2):
-            listed_text = GENERATED.sub(lambda m: f"[{m[1].split('/')[1]}](/docs/{m[1]}.md)", parts[i])
-            parts[i] = LINK.sub(lambda m: m[1] + self._target(m[2], path, page) + m[3], listed_text)
+            part = GENERATED.sub(lambda m: f"[{m[1].split('/')[1]}](/docs/{m[1]}.md)", parts[i])
+            parts[i] = LINK.sub(lambda m: m[1] + self._target(m[2], path, page) + m[3], part)
         return "".join(parts)
 
     def _target(self, link: str, path: str, page: str) -> str:
         if re.match(r"[a-z]+:|#", link):
             return link
         name, _, anchor = link.partition("#")
-        remote_name = name[1:] if name.startswith("/") else os.path.normpath(PurePosixPath(path).parent / name)
-        actual = self.page_of(remote_name)
-        if actual is None and PurePosixPath(remote_name).suffix in LANGUAGES:
-            self.sources.add(remote_name)
-            actual = f"source/{remote_name}"
-        if actual is None:
-            actual = remote_name.removeprefix("docs/")
-            if (self.root / remote_name).is_file():  # a picture, a table
-                (self.out / actual).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(self.root / remote_name, self.out / actual)
+        source = name[1:] if name.startswith("/") else os.path.normpath(PurePosixPath(path).parent / name)
+        target = self.page_of(source)
+        if target is None and PurePosixPath(source).suffix in LANGUAGES:
+            self.sources.add(source)
+            target = f"source/{source}"
+        if target is None:
+            target = source.removeprefix("docs/")
+            if (self.root / source).is_file():  # a picture, a table
+                (self.out / target).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(self.root / source, self.out / target)
         else:
-            actual += ".md"
-        return os.path.relpath(actual, PurePosixPath(page).parent) + (f"#{anchor}" if anchor else "")
+            target += ".md"
+        return os.path.relpath(target, PurePosixPath(page).parent) + (f"#{anchor}" if anchor else "")
 
     def code(self) -> None:
-        """A page for each file of code that is linked to; search leaves them out."""
+        """Write a page for each file of code that is linked to; search leaves them out."""
         for path in sorted(self.sources):
             fence = "`" * 6
             language = LANGUAGES[PurePosixPath(path).suffix]
@@ -87,29 +87,29 @@ class Site:
 
 
 def sections(index: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Headings of docs/index.md with the pages that they list, page -> title, each at its first mention."""
-    seen_texts = {"index"}
+    """Yield headings of docs/index.md with the pages that they list, page -> title, each at its first mention."""
+    names = {"index"}
     for part in re.split(r"^## ", index, flags=re.M)[1:]:
         heading, _, body = part.partition("\n")
-        listed_texts = {}
+        titles = {}
         for title, page, generated in re.findall(r"\[([^\]]+)\]\(([^)#]+\.md)[^)]*\)|`docs/(methods/\w+)\.md`", body):
             name = os.path.normpath(PurePosixPath("docs", page)) if page else f"docs/{generated}"
-            if (name := OUTSIDE.get(name, name.removeprefix("docs/").removesuffix(".md"))) not in seen_texts:
-                seen_texts.add(name)
-                listed_texts[name] = (title or generated.partition("/")[2]).replace("`", "")
-                listed_texts[name] = listed_texts[name][0].upper() + listed_texts[name][1:]
-        yield heading.strip(), listed_texts
+            if (name := OUTSIDE.get(name, name.removeprefix("docs/").removesuffix(".md"))) not in names:
+                names.add(name)
+                titles[name] = (title or generated.partition("/")[2]).replace("`", "")
+                titles[name] = titles[name][0].upper() + titles[name][1:]
+        yield heading.strip(), titles
 
 
 def short(text: str) -> str:
-    """A page's title as the navigation has it: what stands before the colon or the parenthesis."""
+    """Return a page's title as the navigation has it: what stands before the colon or the parenthesis."""
     title = TITLE.search(text)
     assert title is not None, text[:100]
     return re.split(r":? \(|: ", title[1])[0].replace("`", "")
 
 
 def toctree(caption: str, pages: list[tuple[str, str]], depth: int = 1) -> str:
-    """A hidden table of contents, which is a part of the navigation."""
+    """Return a hidden table of contents, which is a part of the navigation."""
     rows = "\n".join(f"{title} </{page}>" for title, page in pages)
     head = f":caption: {caption}\n" if caption else ""
     return f"\n```{{toctree}}\n:hidden:\n:maxdepth: {depth}\n{head}\n{rows}\n```\n"

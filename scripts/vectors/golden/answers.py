@@ -216,11 +216,11 @@ def lens(
             bound = max(bound, size / sum((1 / pi[i] for i in right), Decimal(0)))
         shaped = [Decimal(1) if i in right else -pi[i] / (bound - pi[i]) / size for i in rows]
         if right:
-            actual = scaled(shaped, ddof, eps) or []
+            advantages = scaled(shaped, ddof, eps) or []
         else:
             middle = sum(shaped, Decimal(0)) / size
-            actual = [dec(negative_weight) * (x - middle) for x in shaped]
-        for i, a in zip(rows, actual, strict=False):
+            advantages = [dec(negative_weight) * (x - middle) for x in shaped]
+        for i, a in zip(rows, advantages, strict=False):
             out[i] = a
     return out
 
@@ -293,15 +293,15 @@ vector("seed_grpo", "one meaning", "1 0 0 0", clusters=[2, 2, 2, 2])
 def a_grae(
     rewards: Rewards, groups: Groups, easy: str, alpha: Fraction | int, ddof: int, eps: Fraction
 ) -> list[Number]:
-    out, a, every = nothing(groups), grpo(rewards, groups, ddof, eps), list(members(rewards, groups))
-    means = [mean([rewards[i] for i in rows]) for rows in every]
+    out, a, row_groups = nothing(groups), grpo(rewards, groups, ddof, eps), list(members(rewards, groups))
+    means = [mean([rewards[i] for i in rows]) for rows in row_groups]
     overall = dec(mean(means))
-    for rows, middle in zip(every, means, strict=True):
+    for rows, middle in zip(row_groups, means, strict=True):
         rest = root(1 - middle) if easy == "root_of_rest" else 1 - root(middle)
         for i in rows if 0 < middle < 1 else []:
             x = dec(a[i])
-            both = (1 - overall) * x / 2 / (rest + dec(eps)) + overall * x / 2 / (root(middle) + dec(eps))
-            out[i] = both * min(Decimal(1), overall / dec(Fraction(alpha))) if both > 0 else both
+            advantage = (1 - overall) * x / 2 / (rest + dec(eps)) + overall * x / 2 / (root(middle) + dec(eps))
+            out[i] = advantage * min(Decimal(1), overall / dec(Fraction(alpha))) if advantage > 0 else advantage
     return out
 
 
@@ -326,14 +326,14 @@ vector("a_grae", "one and three of four, the mirror image", *PAIR, easy="root_of
 def tempsamp_r1(
     rewards: Rewards, groups: Groups, tau: Fraction, a1: Fraction, a2: Fraction | int, ddof: int, eps: Fraction
 ) -> list[Number]:
-    def shaped(r: Fraction) -> Decimal:
+    def shape(r: Fraction) -> Decimal:
         if r >= tau:
             return dec(tau) + dec(a1) * dec(r - tau + 1).ln()
         return dec(tau) - ((dec(a2 * (tau - r))).exp() - 1) / (dec(Fraction(a2)).exp() - 1)
 
     out = nothing(groups)
     for rows in members(rewards, groups):
-        for i, a in zip(rows, scaled([shaped(rewards[i]) for i in rows], ddof, eps) or [], strict=False):
+        for i, a in zip(rows, scaled([shape(rewards[i]) for i in rows], ddof, eps) or [], strict=False):
             out[i] = a
     return out
 

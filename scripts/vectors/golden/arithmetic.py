@@ -16,7 +16,7 @@ Groups = Sequence[int]
 
 
 def exact(text: Any) -> Fraction:
-    """What was written down, exactly: 0.7 is 7/10."""
+    """Return what was written down, exactly: 0.7 is 7/10."""
     return Fraction(str(text))
 
 
@@ -38,13 +38,13 @@ def root(x: Number) -> Decimal:
 
 
 def spread(xs: Sequence[Decimal], ddof: int) -> tuple[Decimal, Decimal]:
-    """Mean and standard deviation of decimals."""
+    """Return mean and standard deviation of decimals."""
     middle = sum(xs, Decimal(0)) / len(xs)
     return middle, (sum(((x - middle) ** 2 for x in xs), Decimal(0)) / (len(xs) - ddof)).sqrt()
 
 
 def log_gamma(z: Decimal) -> Decimal:
-    """Stirling's series at z + 60, stepped back."""
+    """Compute log Gamma by Stirling's series at z + 60, stepped back."""
     shift = Decimal(0)
     for _ in range(60):
         shift += z.ln()
@@ -66,7 +66,7 @@ def log_gamma(z: Decimal) -> Decimal:
 
 
 def members(rewards: Rewards, groups: Groups) -> Iterator[list[int]]:
-    """The scored rows of each group."""
+    """Yield the scored rows of each group."""
     for group in dict.fromkeys(groups):
         rows = [i for i, g in enumerate(groups) if g == group and rewards[i] is not None]
         if rows:

@@ -15,31 +15,36 @@ TOKENS, ROWS, SUMS = "token_mean", "sequence_mean", "sequence_sum"
 
 
 class Tokens:
-    """Tokens of several rows: `live` log-probs carry the slope, `held` are the same and do not."""
+    """Tokens of several rows: `live` log-probs carry the slope, `detached` are the same and do not."""
 
-    def __init__(self, live: Column, held: Column, old: Column, credit: Column, rows: Sequence[int]) -> None:
-        self.live, self.held, self.old, self.credit, self.rows = live, held, old, credit, rows
+    def __init__(self, live: Column, detached: Column, old: Column, credit: Column, rows: Sequence[int]) -> None:
+        self.live, self.detached, self.old, self.credit, self.rows = live, detached, old, credit, rows
 
     def ratios(self, of: Column | None = None) -> list[Decimal]:
         return [(x - o).exp() for x, o in zip(self.live if of is None else of, self.old, strict=True)]
 
     def per_row(self, values: Column, mean: bool = True) -> list[Decimal]:
-        """For each token the mean (or sum) over its row."""
+        """Return for each token the mean (or sum) over its row."""
         total = {r: sum((v for v, s in zip(values, self.rows, strict=True) if s == r), Decimal(0)) for r in self.rows}
         return [total[r] / (self.rows.count(r) if mean else 1) for r in self.rows]
 
 
 def objective(
-    name: str, arxiv: str, formula: str, aggregates: Sequence[str] = (TOKENS, ROWS, SUMS), notes: str = "", **own: Any
+    name: str,
+    arxiv: str,
+    formula: str,
+    aggregates: Sequence[str] = (TOKENS, ROWS, SUMS),
+    notes: str = "",
+    **constants: Any,
 ) -> Callable[[Callable[..., list[Decimal]]], Callable[..., list[Decimal]]]:
-    """Registers a formula: f(tokens, *, constants) -> the loss of each token, before the aggregation."""
+    """Register a formula: f(tokens, *, constants) -> the loss of each token, before the aggregation."""
 
-    def registered(f: Callable[..., list[Decimal]]) -> Callable[..., list[Decimal]]:
+    def register(f: Callable[..., list[Decimal]]) -> Callable[..., list[Decimal]]:
         entry = {"schema": "gxpo.losses/1", "objective": name, "arxiv": arxiv, "formula": formula, "notes": notes}
-        OBJECTIVES[name] = {**entry, "constants": own, "vectors": [], "aggregates": aggregates, "f": f}
+        OBJECTIVES[name] = {**entry, "constants": constants, "vectors": [], "aggregates": aggregates, "f": f}
         return f
 
-    return registered
+    return register
 
 
 def total(losses: Column, rows: Sequence[int], how: str, horizon: Decimal) -> Decimal:
@@ -52,18 +57,18 @@ def total(losses: Column, rows: Sequence[int], how: str, horizon: Decimal) -> De
 
 
 def vector(name: str, case: str, old: str, change: str, credit: str, rows: str, **more: Any) -> None:
-    """A vector for each aggregation of the objective; all columns are numbers in a row, one for each token."""
+    """Add a vector for each aggregation of the objective; all columns are numbers in a row, one for each token."""
     entry = OBJECTIVES[name]
-    below, moved, credits = ([dec(w) for w in text.split()] for text in (old, change, credit))
+    old_logprobs, changes, credits = ([dec(w) for w in text.split()] for text in (old, change, credit))
     ids = [int(w) for w in rows.split()]
-    live = [o + d for o, d in zip(below, moved, strict=True)]
+    live = [o + d for o, d in zip(old_logprobs, changes, strict=True)]
     constants = {**entry["constants"], **{k: v for k, v in more.items() if k != "note"}}
     arguments = {k: dec(v) if isinstance(v, (int, float)) else v for k, v in constants.items()}
     for how in entry["aggregates"]:
         horizon = 8
 
         def value(x: Column, how: str = how, horizon: int = horizon) -> Decimal:
-            losses = entry["f"](Tokens(x, live, below, credits, ids), **arguments)
+            losses = entry["f"](Tokens(x, live, old_logprobs, credits, ids), **arguments)
             return total(losses, ids, how, Decimal(horizon))
 
         slopes = []
@@ -74,7 +79,7 @@ def vector(name: str, case: str, old: str, change: str, credit: str, rows: str, 
             {
                 "name": f"{case}, {how}",
                 "logprobs": [float(x) for x in live],
-                "old": [float(x) for x in below],
+                "old": [float(x) for x in old_logprobs],
                 "advantages": [float(x) for x in credits],
                 "rows": ids,
                 "aggregate": how,
@@ -92,12 +97,12 @@ def dec(value: Any) -> Decimal:
     return Decimal(number.numerator) / Decimal(number.denominator)
 
 
-def held_between(x: Decimal, low: Decimal, high: Decimal) -> Decimal:
+def clamp(x: Decimal, low: Decimal, high: Decimal) -> Decimal:
     return min(max(x, low), high)
 
 
 def pessimistic(ratios: Column, credit: Column, low: Decimal, high: Decimal) -> list[Decimal]:
-    return [max(-a * r, -a * held_between(r, 1 - low, 1 + high)) for r, a in zip(ratios, credit, strict=True)]
+    return [max(-a * r, -a * clamp(r, 1 - low, 1 + high)) for r, a in zip(ratios, credit, strict=True)]
 
 
 @objective("grpo", "1707.06347", "max(-A rho, -A clip(rho, 1 - low, 1 + high))", clip_low=0.2, clip_high=0.2)
@@ -136,10 +141,10 @@ def sequence(x: Tokens, clip_low: Decimal, clip_high: Decimal) -> list[Decimal]:
 )
 def geometric(x: Tokens, log_clip_low: Decimal, log_clip_high: Decimal) -> list[Decimal]:
     logs = [n - o for n, o in zip(x.live, x.old, strict=True)]
-    held_clip_highs = [
+    bounded_logs = [
         min(d, log_clip_high) if a >= 0 else max(d, -log_clip_low) for d, a in zip(logs, x.credit, strict=True)
     ]
-    return [-a * m.exp() for a, m in zip(x.credit, x.per_row(held_clip_highs), strict=True)]
+    return [-a * m.exp() for a, m in zip(x.credit, x.per_row(bounded_logs), strict=True)]
 
 
 @objective(
@@ -150,7 +155,7 @@ def geometric(x: Tokens, log_clip_low: Decimal, log_clip_high: Decimal) -> list[
     ratio_max=1.28,
 )
 def bounded_weight(x: Tokens, ratio_max: Decimal) -> list[Decimal]:
-    weights = [min(r, ratio_max) for r in x.ratios(x.held)]
+    weights = [min(r, ratio_max) for r in x.ratios(x.detached)]
     return [-w * a * lp for w, a, lp in zip(weights, x.credit, x.live, strict=True)]
 
 

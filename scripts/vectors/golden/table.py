@@ -13,9 +13,9 @@ METHODS: dict[str, dict[str, Any]] = {}
 def method(
     name: str, arxiv: str, formula: str, properties: str, inputs: str = "real", notes: str = "", **constants: Any
 ) -> Callable[[Callable[..., list[Number]]], Callable[..., list[Number]]]:
-    """Registers a formula: f(rewards, groups, *, constants, fields) -> advantages, 0 where the reward is None."""
+    """Register a formula: f(rewards, groups, *, constants, fields) -> advantages, 0 where the reward is None."""
 
-    def registered(f: Callable[..., list[Number]]) -> Callable[..., list[Number]]:
+    def register(f: Callable[..., list[Number]]) -> Callable[..., list[Number]]:
         METHODS[name] = {
             "schema": "gxpo.vectors/1",
             "method": name,
@@ -30,29 +30,29 @@ def method(
         }
         return f
 
-    return registered
+    return register
 
 
-def given(value: Any) -> Any:
-    """A constant or a field as the formulas want it: numbers exact, everything else as it is."""
+def to_exact(value: Any) -> Any:
+    """Turn a constant or a field into what the formulas want: numbers exact, everything else as it is."""
     if isinstance(value, (bool, str)) or value is None:
         return value
     if isinstance(value, (list, tuple)):
-        return [given(x) for x in value]
+        return [to_exact(x) for x in value]
     return value if isinstance(value, int) else exact(value)
 
 
 def vector(name: str, case: str, rewards: str, groups: str | None = None, **more: Any) -> None:
-    """One vector. `rewards`: numbers in a row, "-" = unscored; `groups` likewise (None: all are one group); of the
+    """Add one vector. `rewards`: numbers in a row, "-" = unscored; `groups` likewise (None: all are one group); of the
     rest, what the method lists among its constants overrides them, and the others are fields (a list for each row)."""
     entry = METHODS[name]
     words = rewards.split()
     column = [None if w == "-" else exact(w) for w in words]
     ids = [0] * len(words) if groups is None else [int(g) for g in groups.split()]
-    own_values = {k: v for k, v in more.items() if k in entry["constants"]}
-    fields = {k: v for k, v in more.items() if k not in own_values and k != "note"}
-    constants = {**entry["constants"], **own_values}
-    arguments = {k: given(v) for k, v in {**constants, **fields}.items()}
+    overrides = {k: v for k, v in more.items() if k in entry["constants"]}
+    fields = {k: v for k, v in more.items() if k not in overrides and k != "note"}
+    constants = {**entry["constants"], **overrides}
+    arguments = {k: to_exact(v) for k, v in {**constants, **fields}.items()}
     expected = entry["f"](column, ids, **arguments)
     entry["vectors"].append(
         {
@@ -69,7 +69,8 @@ def vector(name: str, case: str, rewards: str, groups: str | None = None, **more
 
 
 def rules(name: str, one: bool = True, equal: bool = True, **fields: Callable[[int], list[Any]]) -> None:
-    """gxpo's rules: a group of one, groups of equal rewards, unscored rows. `fields`: a function of the row count."""
+    """Add vectors of gxpo's rules: a group of one, groups of equal rewards, unscored rows. `fields`: a function of the
+    row count."""
 
     def more(n: int) -> dict[str, Any]:
         return {k: f(n) for k, f in fields.items()}

@@ -104,8 +104,8 @@ def test_an_unscored_row_has_no_bonus_and_changes_no_other(grow):
     rows = [("g", 1.0, [1]), ("g", None, [2]), ("g", 0.0, [1])]
     actual = credits(grow(rows), "aapo", [0.0, 0.5, 0.0])
     assert actual[1:3] == [0.0, 0.0]
-    single_credits = credits(grow([rows[0], rows[2]]), "aapo", [0.0, 0.0])
-    assert [actual[0], actual[3]] == single_credits and single_credits[0] == pytest.approx(
+    credits_of_one = credits(grow([rows[0], rows[2]]), "aapo", [0.0, 0.0])
+    assert [actual[0], actual[3]] == credits_of_one and credits_of_one[0] == pytest.approx(
         0.5 / (math.sqrt(0.5) + 1e-6) + 0.28
     )
 
@@ -139,8 +139,8 @@ def spoken(rows):
 
 
 def signals_of(forest, prompt):
-    given_settings = {"prompt_confidence": torch.tensor(prompt, dtype=torch.float64)}
-    return Signals.of(forest, given_settings, {"prompt_confidence": "R"})
+    signals = {"prompt_confidence": torch.tensor(prompt, dtype=torch.float64)}
+    return Signals.of(forest, signals, {"prompt_confidence": "R"})
 
 
 def test_progrpos_numbers():

@@ -63,21 +63,19 @@ def test_columns_of_tokens_and_the_statistics_options(grow):
 def test_a_value_may_be_a_function_with_options_of_its_own(grow, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(MINE)
-    built_method = gxpo.method("grpo", {"credit.value": f"{path}:longer", "credit.factor": 0.5, "credit.unit": "step"})
+    method = gxpo.method("grpo", {"credit.value": f"{path}:longer", "credit.factor": 0.5, "credit.unit": "step"})
     value = torch.tensor([1.0 + 1.5, 1.0 + 1.5, 1.5, 1.5, 1.5])
     expected = group_relative(value, torch.zeros(5, dtype=torch.int64))
-    assert torch.equal(built_method.credit(grow(ROWS[:2]), {}, 0), expected[[0, 0, 1, 2, 3, 4]])
-    assert built_method.credit.learns_from_equal_groups and built_method.credit.needs == ()
+    assert torch.equal(method.credit(grow(ROWS[:2]), {}, 0), expected[[0, 0, 1, 2, 3, 4]])
+    assert method.credit.learns_from_equal_groups and method.credit.needs == ()
     with pytest.raises(ConfigError, match=r"unknown key 'credit\.facto'; did you mean 'credit\.factor'"):
         gxpo.method("grpo", {"credit.value": f"{path}:longer", "credit.facto": 0.5})
 
 
 def test_options_of_values_by_name():
-    built_credit = gxpo.method("capo_genprm", {"credit.vote": "union"}).credit
-    assert built_credit == Relative(penalised_outcome, unit="token", ddof=0, options={"vote": "union"})
-    assert built_credit != Relative("penalised_outcome", unit="token", ddof=0) and built_credit.needs == (
-        "segment_score",
-    )
+    credit = gxpo.method("capo_genprm", {"credit.vote": "union"}).credit
+    assert credit == Relative(penalised_outcome, unit="token", ddof=0, options={"vote": "union"})
+    assert credit != Relative("penalised_outcome", unit="token", ddof=0) and credit.needs == ("segment_score",)
     with pytest.raises(ConfigError, match=r"credit\.penalty is -1\.0; it is 0 or more"):
         Relative("penalised_outcome", options={"penalty": -1.0})
     with pytest.raises(ConfigError, match=r"credit has no option 'votes'; did you mean 'vote'"):

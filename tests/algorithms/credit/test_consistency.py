@@ -98,10 +98,8 @@ def test_agreeing_groups_are_measured_against_each_other(grow):
 
 def test_agreeing_groups_of_one_mean_have_no_advantage(grow):
     same = torch.tensor([0, 0, 1, 1])
-    single_value = grow([("a", 1.0, [1])] * 4)
-    assert (
-        advantage(consistency_blended)(single_value, {"answer_cluster": torch.zeros(4).long()}, 0).tolist() == [0.0] * 4
-    )
+    forest = grow([("a", 1.0, [1])] * 4)
+    assert advantage(consistency_blended)(forest, {"answer_cluster": torch.zeros(4).long()}, 0).tolist() == [0.0] * 4
     equal = grow([("a", 0.1, [1])] * 2 + [("b", 0.1, [1])] * 2)
     assert advantage(consistency_blended)(equal, {"answer_cluster": same}, 0).tolist() == [0.0] * 4
 

@@ -126,8 +126,8 @@ def test_a_missing_reward_takes_its_row_out(grow):
     unnamed = advantage(decoupled, weights={"correct": 1.0})(forest, {}, 0)  # the missing one has no weight
     assert bool((unnamed != 0).all())
     tokens = advantage(decoupled, over="tokens")
-    single_tokens = tokens(grown(grow, CARD), {}, 0).tolist()
-    assert tokens(forest, {}, 0).tolist() == pytest.approx([*single_tokens, 0.0])
+    tokens_of_one = tokens(grown(grow, CARD), {}, 0).tolist()
+    assert tokens(forest, {}, 0).tolist() == pytest.approx([*tokens_of_one, 0.0])
 
 
 def test_one_reward_is_grpo_and_equal_groups_are_zero(grow):

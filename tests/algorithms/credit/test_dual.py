@@ -16,10 +16,8 @@ KEYS = {"credit": "dual", "credit.cost": "cost", "credit.at_most": 0.1}
 
 
 def forest(outcome, cost):
-    built_from_completions = gxpo.Forest.from_completions([[1]], [[[2 + i] for i in range(len(outcome))]], [outcome])
-    return built_from_completions.with_rewards(
-        built_from_completions.outcome, components={"cost": torch.tensor(cost, dtype=torch.float64)}
-    )
+    forest = gxpo.Forest.from_completions([[1]], [[[2 + i] for i in range(len(outcome))]], [outcome])
+    return forest.with_rewards(forest.outcome, components={"cost": torch.tensor(cost, dtype=torch.float64)})
 
 
 def test_the_multiplier_ascends_above_the_bound_alone() -> None:

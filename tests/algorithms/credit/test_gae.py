@@ -187,9 +187,9 @@ def test_unscored_trajectories_have_no_credit_and_change_nothing(grow: Grow) -> 
     m = gxpo.method("grpo", {"credit": Gae, "credit.whiten": "token"})
     rows = [("a", 1.0, [2]), ("a", None, [3]), ("a", 0.0, [1])]
     forest, value = grow(rows), column(0.1, 0.2, 9, 9, 9, 0.3)
-    single_advantages = m.advantages(grow([rows[0], rows[2]]), {"value": value[[0, 1, 5]]})
+    advantages_of_one = m.advantages(grow([rows[0], rows[2]]), {"value": value[[0, 1, 5]]})
     actual = m.advantages(forest, {"value": value})
-    assert actual[2:5].tolist() == [0.0] * 3 and torch.equal(actual[[0, 1, 5]], single_advantages)
+    assert actual[2:5].tolist() == [0.0] * 3 and torch.equal(actual[[0, 1, 5]], advantages_of_one)
 
 
 # ---------------------------------------------------------------- cut, whitening, target

@@ -191,9 +191,9 @@ def by_hand(
                 then = mine[j + 1]["VL"] if j + 1 < d else (later[0] if later else (t["VL"] if unfinished else 0.0))
                 ahead = t["r"] + g * then - t["VL"] + g * lam * ahead
                 total = t["r"] + g * total
-                given_values = {4: ahead, 1: total - t["VT"], 2: total - t["VT"], 3: high if j == 0 else 0.0, 0: 0.0}
+                next_value = {4: ahead, 1: total - t["VT"], 2: total - t["VT"], 3: high if j == 0 else 0.0, 0: 0.0}
                 for p, kind in zip(t["own"], t["kinds"], strict=True):
-                    credit[p] = given_values[kind] + (ahead if 4 not in t["kinds"] else 0.0)
+                    credit[p] = next_value[kind] + (ahead if 4 not in t["kinds"] else 0.0)
                 targets["low"][t["low"]], targets["switch"][t["own"][0]] = ahead + t["VL"], total
             targets["high"][first["own"][0]] = high + first["VH"]
             later = (first["VH"], high)
@@ -285,12 +285,8 @@ def test_what_keeping_costs() -> None:
     assert shared[2::3].tolist() == pytest.approx([0, -0.075, -0.075, 1.0])
     full_value = HierarchicalGae(keep_mode="each", **fields)(forest, values(forest), 0)
     assert full_value[2::3].tolist() == pytest.approx([0, -0.3, -0.3, 1.0])
-    single_from_records = Forest.from_records(
-        [episode(("134", 1.0))]
-    )  # the only turn begins an option, whatever it says
-    assert HierarchicalGae(**fields)(single_from_records, values(single_from_records), 0).tolist() == pytest.approx(
-        [1.0] * 3
-    )
+    forest_of_one = Forest.from_records([episode(("134", 1.0))])  # the only turn begins an option, whatever it says
+    assert HierarchicalGae(**fields)(forest_of_one, values(forest_of_one), 0).tolist() == pytest.approx([1.0] * 3)
 
 
 def test_a_truncated_episode_is_paid_what_it_earned() -> None:
@@ -358,10 +354,10 @@ def _policy(forest: Forest) -> gxpo.PolicyTokens:
 def test_unscored_trajectories_have_no_credit_and_change_nothing() -> None:
     records = [episode(("234", None), name=str(i), reward=r) for i, r in enumerate((1.0, None, 0.0))]
     m, forest = gxpo.method("hiper"), Forest.from_records(records)
-    single_from_records = Forest.from_records([records[0], records[2]])
+    forest_of_one = Forest.from_records([records[0], records[2]])
     actual, expected = (
         m.advantages(forest, values(forest)),
-        m.advantages(single_from_records, values(single_from_records)),
+        m.advantages(forest_of_one, values(forest_of_one)),
     )
     assert actual[3:6].tolist() == [0.0] * 3 and torch.equal(actual[[0, 1, 2, 6, 7, 8]], expected)
 

@@ -173,8 +173,8 @@ def test_a_cut_that_no_branch_is_left_of_changes_nothing(form):
 @pytest.mark.parametrize("form", ["paper", "released"])
 def test_nothing_to_compare_is_exactly_zero(form):
     equal = tree(("a", 0.1, [2, 3, 4], None), ("b", 0.1, [5], ("a", 2)), ("c", 0.1, [6, 7], None))
-    single_tree = tree(("a", 1.0, [2, 3], None))
-    for forest in (equal, single_tree):
+    tree_of_one = tree(("a", 1.0, [2, 3], None))
+    for forest in (equal, tree_of_one):
         assert NodeValue(form=form)(forest, {}, 0).tolist() == [0.0] * forest.n_entries
 
 
@@ -402,9 +402,9 @@ def test_a_step_on_the_way_that_nobody_leaves_counts_once() -> None:
 
 
 def test_a_leaf_without_peers_is_exactly_zero() -> None:
-    single_tree = tree(("a", 1.0, [2, 3], None))
+    tree_of_one = tree(("a", 1.0, [2, 3], None))
     equal = tree(*[(name, 0.1, own_value, base) for name, _, own_value, base in ANCESTOR_CARD])
-    for forest in (single_tree, equal):
+    for forest in (tree_of_one, equal):
         assert by_leaf(forest) == [0.0] * forest.n_trajectories
         assert advantage(by_ancestors)(forest, {}, 0).tolist() == [0.0] * forest.n_entries
 

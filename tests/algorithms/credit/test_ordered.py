@@ -209,8 +209,8 @@ def test_nothing_to_compare_is_exactly_zero():
     equal = prefixed(*((name, 1.0, lengths, base) for name, _, lengths, base in FAMILY))
     for how in ("projection", "expectation", "optimistic", "pessimistic"):
         assert advantage(prefix_ordered, how=how)(equal, {}, 0).tolist() == [0.0] * equal.n_entries
-        single_prefixed = prefixed(FAMILY[0])
-        assert advantage(prefix_ordered, how=how)(single_prefixed, {}, 0).tolist() == [0.0] * single_prefixed.n_entries
+        forest = prefixed(FAMILY[0])
+        assert advantage(prefix_ordered, how=how)(forest, {}, 0).tolist() == [0.0] * forest.n_entries
 
 
 def test_refusals():

@@ -99,9 +99,9 @@ def test_equals_a_loop(forest: Forest, discount: float, seed: int) -> None:
             for _, x in other
             if x is not None
         ]
-        single_rows = [0.0 if x is None else standardised(x, peers, 1, 1e-6) for _, x in row]
+        z_of_row = [0.0 if x is None else standardised(x, peers, 1, 1e-6) for _, x in row]
         for t, (s, _) in enumerate(row):
-            expected[s] = math.fsum(discount ** (k - t) * single_rows[k] for k in range(t, len(row)))
+            expected[s] = math.fsum(discount ** (k - t) * z_of_row[k] for k in range(t, len(row)))
     assert actual.tolist() == pytest.approx([expected[s] for s in of], abs=1e-9)
 
 

@@ -64,8 +64,8 @@ def test_a_row_does_not_depend_on_the_rest_of_the_batch() -> None:
     generator = torch.Generator().manual_seed(0)
     delta = torch.randn(300, generator=generator, dtype=F64)
     chain = torch.tensor([0] * 7 + [1] * 293)
-    single_linear_recursion = linear_recursion(delta[:7], 0.97, next_in(chain[:7]))
-    assert torch.equal(linear_recursion(delta, 0.97, next_in(chain))[:7], single_linear_recursion)
+    first_chain = linear_recursion(delta[:7], 0.97, next_in(chain[:7]))
+    assert torch.equal(linear_recursion(delta, 0.97, next_in(chain))[:7], first_chain)
 
 
 def test_rows_of_a_chain_need_not_stand_together() -> None:

@@ -142,8 +142,8 @@ def test_turns_as_rows_weigh_long_trajectories_more(grow: Callable[..., Forest])
     actual = GroupRelative(unit="step")(grow(rows), {}, 0)
     assert actual.unique().tolist() == pytest.approx([-0.167852, 5.874817], abs=1e-6)
     assert GroupRelative()(grow(rows), {}, 0).unique().tolist() == pytest.approx([-0.353552, 2.474867], abs=1e-6)
-    single_value = grow([("a", 1.0, [1]), ("b", 1.0, [1, 1])])  # one row, and two that are equal
-    assert GroupRelative(unit="step", singleton="raw", scale="none")(single_value, {}, 0).tolist() == [1.0, 0.0, 0.0]
+    forest = grow([("a", 1.0, [1]), ("b", 1.0, [1, 1])])  # one row, and two that are equal
+    assert GroupRelative(unit="step", singleton="raw", scale="none")(forest, {}, 0).tolist() == [1.0, 0.0, 0.0]
 
 
 @settings(max_examples=30, deadline=None)
@@ -191,8 +191,8 @@ def test_a_ragged_tail_is_measured_like_any_group() -> None:
     group = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3])
     actual = group_relative(r, group)
     for g in range(3):
-        single_group_relative = group_relative(r[group == g], torch.zeros(int((group == g).sum()), dtype=torch.int64))
-        assert torch.equal(actual[group == g], single_group_relative)
+        of_group = group_relative(r[group == g], torch.zeros(int((group == g).sum()), dtype=torch.int64))
+        assert torch.equal(actual[group == g], of_group)
     assert actual[10] == 0
 
 
@@ -271,9 +271,9 @@ def test_order_of_trajectories_does_not_matter(grow: Callable[..., Forest], rows
 
 def test_an_uncompared_trajectory_is_measured_by_others(grow: Callable[..., Forest]) -> None:
     rows = [("a", 1.0, [1]), ("a", 0.0, [1]), ("a", 1.0, [1]), ("a", 0.0, [1])]
-    single_value = GroupRelative()(grow(rows), {}, 0)
+    credit = GroupRelative()(grow(rows), {}, 0)
     actual = GroupRelative()(grow([*rows, ("a", 9.0, [1], {"compared": False})]), {}, 0)
-    assert torch.equal(actual[:4], single_value)
+    assert torch.equal(actual[:4], credit)
     assert float(actual[4]) == pytest.approx((9 - 0.5) / (math.sqrt(1 / 3) + 1e-6))
 
 

@@ -200,18 +200,16 @@ def test_turn_levels_equal_a_loop(forest: Forest, over: str, last: bool, discoun
         [sum(discount**k * x for k, x in enumerate(own_step_rewards[t:])) for t in range(len(own_step_rewards))]
         for own_step_rewards in rewards
     ]
-    full_totals = (
-        [sum(own_step_rewards) for own_step_rewards in rewards] if over == "rewards" else forest.outcome.tolist()
-    )
+    totals = [sum(own_step_rewards) for own_step_rewards in rewards] if over == "rewards" else forest.outcome.tolist()
     target = []
     for r in range(n):
         peers = [q for q in range(n) if forest.group[q] == forest.group[r] and bool(forest.compared[q])]
         for t in range(len(rewards[r])):
             fine = 0.0
             if last or t + 1 < len(rewards[r]):
-                remote_peers = [q for q in peers if t < len(later[q]) and (last or t + 1 < len(later[q]))]
-                fine = z(later[r][t], [later[q][t] for q in remote_peers], 1e-6)
-            target.append(0.7 * z(full_totals[r], [full_totals[q] for q in peers], 1e-6) + 0.4 * fine)
+                peers_with_step = [q for q in peers if t < len(later[q]) and (last or t + 1 < len(later[q]))]
+                fine = z(later[r][t], [later[q][t] for q in peers_with_step], 1e-6)
+            target.append(0.7 * z(totals[r], [totals[q] for q in peers], 1e-6) + 0.4 * fine)
     expected = [target[s] for s in forest.path_step.tolist()]
     assert actual.tolist() == pytest.approx(expected, abs=1e-6)
 

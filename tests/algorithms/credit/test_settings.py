@@ -48,10 +48,10 @@ WORDS = {
 @pytest.mark.parametrize(("part", "setting"), [(p, s) for p, settings in WORDS.items() for s in settings])
 def test_words(part, setting):
     make, words = CREDITS[part], WORDS[part][setting]
-    adjacent_fields = {"form": "edge"} if (part, setting) == ("node_value", "scale") else {}
-    adjacent_fields |= {"scale": "none"} if part == "relative" and setting == "center" else {}
+    further = {"form": "edge"} if (part, setting) == ("node_value", "scale") else {}
+    further |= {"scale": "none"} if part == "relative" and setting == "center" else {}
     for word in words:
-        assert getattr(make(**{**adjacent_fields, setting: word}), setting) == word
+        assert getattr(make(**{**further, setting: word}), setting) == word
     with pytest.raises(ConfigError, match=f"^credit.{setting} is 'other'; it is one of {words[0]}, "):
         make(**{setting: "other"})
     for word in {*get_args(hints_of(make)[setting])} - {*words}:
@@ -83,8 +83,8 @@ EDGES = [
 
 @pytest.mark.parametrize(("part", "given"), EDGES)
 def test_edges_are_inside(part, given):
-    built_value = CREDITS[part](**given)
-    assert {name: getattr(built_value, name) for name in given} == given
+    part_object = CREDITS[part](**given)
+    assert {name: getattr(part_object, name) for name in given} == given
 
 
 OUTSIDE = [

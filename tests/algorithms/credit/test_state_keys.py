@@ -177,10 +177,10 @@ def test_leaders_depend_on_no_order_and_no_uncompared_text():
     """abfe would lead alone, be like abce, and take it from abcd; it leads last, since nobody compared met it."""
     rows = [("a", 1.0, ["abce"], True), ("a", 0.0, ["abcd"], True), ("a", 0.0, ["abfe"], False)]
     part = anchor_state_credit(scale="none", step_weight=1.0, similar=0.75)
-    single_part = part(seen(rows[:2]), {}, 0)
+    credit_of_two = part(seen(rows[:2]), {}, 0)
     for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
         actual = part(seen([rows[i] for i in order]), {}, 0)
-        assert [float(actual[order.index(i)]) for i in (0, 1)] == single_part.tolist() == [1.0, -1.0]
+        assert [float(actual[order.index(i)]) for i in (0, 1)] == credit_of_two.tolist() == [1.0, -1.0]
 
 
 @given(SEEDS)

@@ -111,9 +111,9 @@ def test_gigpo_without_step_weight_or_repeated_states_is_grpo(grow: Grow) -> Non
 def test_equal_states_of_two_groups_do_not_meet(grow: Grow) -> None:
     # T13: bucketed by state alone, the second task's returns would move the first one's
     other = [("b", 50.0, [1, 1], {"states": ["s0", "s2"], "step_rewards": [25.0, 25.0]})]
-    single_value, both = grow(CARD), grow(CARD + other)
-    assert torch.equal(anchor_state_credit()(both, {}, 0)[:5], anchor_state_credit()(single_value, {}, 0))
-    assert not anchor_state_credit()(both, {}, 0)[5:].any()  # T14: a group of one has no raw score
+    card_forest, joint_forest = grow(CARD), grow(CARD + other)
+    assert torch.equal(anchor_state_credit()(joint_forest, {}, 0)[:5], anchor_state_credit()(card_forest, {}, 0))
+    assert not anchor_state_credit()(joint_forest, {}, 0)[5:].any()  # T14: a group of one has no raw score
 
 
 def test_steps_of_a_state_sum_to_zero_at_any_length(grow: Grow) -> None:
@@ -155,8 +155,8 @@ def test_the_card_over_steps(grow):
 
 
 def test_a_lone_trajectory_and_a_state_met_once(grow):
-    single_values = [("b", 10.0, [1, 1], {"states": ["s0", "s1"], "step_rewards": [0.0, 10.0]})]
-    forest = grow(single_values)
+    row_of_b = [("b", 10.0, [1, 1], {"states": ["s0", "s1"], "step_rewards": [0.0, 10.0]})]
+    forest = grow(row_of_b)
     assert anchor_state_credit()(forest, {}, 0).tolist() == [0.0, 0.0]
     assert anchor_state_credit(scale="none", single="raw")(forest, {}, 0).tolist() == [10.0, 10.0]
     assert anchor_state_credit(single="raw")(forest, {}, 0).tolist() == pytest.approx([10 / (1 + 1e-6)] * 2)

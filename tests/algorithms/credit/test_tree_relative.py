@@ -77,8 +77,8 @@ def test_it_agrees_with_a_loop(seed, compare):
 def test_trees_of_one_give_grpo_and_one_tree_gives_twice_grpo(seed):
     forest = strategies.random_forest(seed, groups=2, rollouts=5, unscored=False)
     grpo = GroupRelative()(forest, {}, 0)
-    single_text = forest.replace(info=[{"tree": r} for r in range(forest.n_trajectories)])
-    assert torch.equal(tree_relative_credit()(single_text, {}, 0), grpo)
+    forest_of_trees = forest.replace(info=[{"tree": r} for r in range(forest.n_trajectories)])
+    assert torch.equal(tree_relative_credit()(forest_of_trees, {}, 0), grpo)
     together = forest.replace(info=[{"tree": "t"}] * forest.n_trajectories)
     assert torch.allclose(tree_relative_credit()(together, {}, 0), 2 * grpo, rtol=0, atol=1e-12)
     assert torch.equal(tree_relative_credit(compare="tree")(together, {}, 0), grpo)

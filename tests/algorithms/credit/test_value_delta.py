@@ -90,14 +90,14 @@ def loop(forest: Forest, best_of: int, confident: float) -> list[float]:
     better = lambda v: 1 - (1 - v) ** best_of  # noqa: E731
     out = [0.0] * forest.n_entries
     for r in range(forest.n_trajectories):
-        end, held_values = better(float(forest.outcome[r])), []
+        end, values_of_row = better(float(forest.outcome[r])), []
         for p in reversed(forest.path_of(r).tolist()):
-            held_values.append(p)
+            values_of_row.append(p)
             value = float(forest.extras[VALUE][forest.path_token[p]])
             if value == value:
-                for q in held_values:
+                for q in values_of_row:
                     out[q] = end - better(value)
-                end, held_values = better(value), []
+                end, values_of_row = better(value), []
     for p, logprob in enumerate(forest.path_behaviour_logprob.tolist()):
         if math.exp(logprob) > confident:
             out[p] = 0.0

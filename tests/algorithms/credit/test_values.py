@@ -108,17 +108,17 @@ def loop(forest, form: str) -> list[float]:
             right = verdict >= 1 if verdict == verdict else walk.outcome > 0
             for i, move in enumerate(walk.moves):
                 after = "SUCCESS" if right and i == len(walk.moves) - 1 else move.after and ("state", move.after)
-                local_setdefault = names.setdefault(("state", move.state), len(names))
-                remote_setdefault = None if after is None else names.setdefault(after, len(names))
-                ways.append((move.row, local_setdefault, remote_setdefault))
-                if walk.compared and remote_setdefault is not None:
-                    edges.append((local_setdefault, remote_setdefault))
+                start = names.setdefault(("state", move.state), len(names))
+                end = None if after is None else names.setdefault(after, len(names))
+                ways.append((move.row, start, end))
+                if walk.compared and end is not None:
+                    edges.append((start, end))
         d = dijkstra(edges, [0], len(names))
         far = max(x for x in d if x < float("inf")) + 1
         d = [min(x, far) for x in d]
-        for row, local_setdefault, remote_setdefault in ways:
-            hops = far if remote_setdefault is None else d[remote_setdefault]
-            out[row] = 10 * 0.1 ** (hops - d[local_setdefault] + 1 if form == "progress" else hops)
+        for row, start, end in ways:
+            hops = far if end is None else d[end]
+            out[row] = 10 * 0.1 ** (hops - d[start] + 1 if form == "progress" else hops)
     return out
 
 

@@ -380,8 +380,8 @@ def test_one_compared_member_gives_nothing_to_regress_to(grow) -> None:
     two = torch.tensor([1.0, 3.0])
     loss = group_variance(two, two.flip(0), torch.zeros(2).long(), 1.0, compared=torch.tensor([True, False]))
     assert float(loss) == 0.0
-    single_forest, any_weight = grow([("a", 2), ("b", 1), ("b", 1)]), torch.ones(4, dtype=torch.float64)
-    assert GroupVariance().active(single_forest, any_weight, any_weight).tolist() == [False, False, True, True]
+    forest, any_weight = grow([("a", 2), ("b", 1), ("b", 1)]), torch.ones(4, dtype=torch.float64)
+    assert GroupVariance().active(forest, any_weight, any_weight).tolist() == [False, False, True, True]
 
 
 def test_the_power_mean_where_nobody_knows_who_sampled(toy) -> None:

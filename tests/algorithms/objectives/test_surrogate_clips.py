@@ -212,7 +212,7 @@ def column_entropy_adaptive(*x):
     return torch.tensor(x, dtype=F64_ENTROPY_ADAPTIVE)
 
 
-def given_scores(*score):
+def signals_of_scores(*score):
     """Entropies whose scores these are, where 0, 1 and -1 are among them and the pivot is the one of score 0."""
     return column_entropy_adaptive(*(math.exp(s) for s in score))
 
@@ -223,7 +223,7 @@ def entries_with_entropy(ratio, credit, entropy):
 
 def test_cards_bounds():
     # h = [-.8 0 .6] between extremes of -1 and 1; of five log-entropies the median is 0
-    entropy = given_scores(-0.8, 0.0, 0.6, -1.0, 1.0)
+    entropy = signals_of_scores(-0.8, 0.0, 0.6, -1.0, 1.0)
     assert entropy_score(entropy, 0.5).tolist() == pytest.approx([-0.8, 0.0, 0.6, -1.0, 1.0])
     one, surrogate = (
         torch.ones(5, dtype=F64_ENTROPY_ADAPTIVE),
@@ -239,7 +239,7 @@ def test_cards_bounds():
 
 def test_credit_by_region():
     """h = .6: half the region is (.9, 1.16); h = -.8: (.82, 1.1). Outside, inside, outside, inside."""
-    entropy = given_scores(0.6, 0.6, -0.8, -0.8, 0.0, -1.0, 1.0)
+    entropy = signals_of_scores(0.6, 0.6, -0.8, -0.8, 0.0, -1.0, 1.0)
     ratio = column_entropy_adaptive(1.17, 1.15, 0.81, 0.83, 1.0, 1.0, 1.0)
     surrogate = EntropyAdaptiveClip(entropy_quantile=0.5)
     scale = surrogate.loss(entries_with_entropy(ratio, 1 + 0 * ratio, entropy)) / -ratio
@@ -316,7 +316,7 @@ def test_entropy_adaptive_entropies_are_detached_and_asked_for(toy):
 
 
 def test_far_off_policy_and_what_counts_as_clipped():
-    entropy = given_scores(-1.0, 0.0, 1.0, 0.0, 0.0)
+    entropy = signals_of_scores(-1.0, 0.0, 1.0, 0.0, 0.0)
     ratio = column_entropy_adaptive(1e6, 1e-6, 1e6, 10.5, 0.7).requires_grad_()
     credit = column_entropy_adaptive(1.0, -1.0, -1.0, -1.0, 0.0)
     x, surrogate = entries_with_entropy(ratio, credit, entropy), EntropyAdaptiveClip(entropy_quantile=0.5)

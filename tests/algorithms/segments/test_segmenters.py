@@ -130,8 +130,8 @@ def test_entropies_are_the_learners():
             assert names == ("entropy",)
             return {"entropy": torch.arange(forest.n_entries, dtype=torch.float64)}
 
-    single_forest = forest_with_fork().select(torch.tensor([0]))
-    forest = segments.EntropySegments(segments=2, quantile=0.6)(single_forest, SegmentTools(decode, Learner()))
+    first_row = forest_with_fork().select(torch.tensor([0]))
+    forest = segments.EntropySegments(segments=2, quantile=0.6)(first_row, SegmentTools(decode, Learner()))
     assert numbers(forest, 0) == [0, 0, 0, 0, 1, 0, 0, 0]  # 0..4: two are at least 3; 5..7: one is at least 7
     with pytest.raises(ValueError, match="needs the policy's entropies"):
         segments.EntropySegments()(forest_with_fork(), SegmentTools(decode))

@@ -178,12 +178,14 @@ def test_cuts_inside_a_node_keep_every_context() -> None:
     """One node of four tokens, asked after each of them and twice after the second."""
     forest = Forest.from_completions([[2, 3]], [[[4, 5, 6, 7], [8]]], [1.0, 0.0])
     at = torch.tensor([2, 3, 3, 5, 1])  # tokens 4, 5, 5, 7, and the prompt's last
-    built_probes = probes(forest, at, [[9], [10], [11], [12], [13, 14]], torch.zeros(5, dtype=torch.int64))
-    contexts = [built_probes.context(int(built_probes.parent[built_probes.last_action[i]])) for i in range(5)]
+    probes_of_forest = probes(forest, at, [[9], [10], [11], [12], [13, 14]], torch.zeros(5, dtype=torch.int64))
+    contexts = [
+        probes_of_forest.context(int(probes_of_forest.parent[probes_of_forest.last_action[i]])) for i in range(5)
+    ]
     assert contexts == [[2, 3, 4], [2, 3, 4, 5], [2, 3, 4, 5], [2, 3, 4, 5, 6, 7], [2, 3]]
     assert (
-        built_probes.token[built_probes.path_token].tolist() == [9, 10, 11, 12, 13, 14]
-        and built_probes.n_nodes == 2 + 1 + 2 + 5
+        probes_of_forest.token[probes_of_forest.path_token].tolist() == [9, 10, 11, 12, 13, 14]
+        and probes_of_forest.n_nodes == 2 + 1 + 2 + 5
     )
     nothing = probes(forest, torch.tensor([-1]), [[9]], torch.zeros(1, dtype=torch.int64))
     assert int(nothing.parent[nothing.last_action[0]]) == -1
@@ -213,19 +215,19 @@ def test_no_probe_follows_a_unit_that_is_the_answer() -> None:
 def test_cue_and_answer_are_encoded_together() -> None:
     """ "is " is [5, 6], "is 85" is [5, 9]: what is asked for is the 9 after the 5."""
     table = {"is ": [5, 6], "is 85": [5, 9]}
-    seen_forests: list[Forest] = []
+    forests: list[Forest] = []
 
     def outputs(forest: Forest, names: Any) -> dict[str, torch.Tensor]:
-        seen_forests.append(forest)
+        forests.append(forest)
         logprob = torch.tensor([0.1, 0.5, 0.1, 0.25], dtype=F64).log()
         return {"logprob": logprob, "entropy": torch.tensor([9.0, 0.1, 9.0, 0.2], dtype=F64)}
 
-    given_simple_namespace = SimpleNamespace(outputs=outputs)
+    learner = SimpleNamespace(outputs=outputs)
     own_simple_namespace: Any = SimpleNamespace(
-        learner=given_simple_namespace, decode=str, encode=table.__getitem__, answers=lambda f: ["85"]
+        learner=learner, decode=str, encode=table.__getitem__, answers=lambda f: ["85"]
     )
     actual = AnswerBelief(cue="is ").compute(Forest.from_completions([[2]], [[[3]]], [1.0]), {}, own_simple_namespace)
-    assert seen_forests[0].token[seen_forests[0].path_token].tolist() == [5, 9, 5, 9]
+    assert forests[0].token[forests[0].path_token].tolist() == [5, 9, 5, 9]
     expected = {"belief_before": 0.5, "belief_after": 0.25, "answer_confidence": math.exp(-0.2)}
     assert {name: float(x) for name, x in actual.items()} == pytest.approx(expected)
 

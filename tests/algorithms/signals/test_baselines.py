@@ -47,11 +47,11 @@ def test_it_equals_a_loop(rows: list[tuple[str, float | None, str]], paired: boo
         if origin == "baseline":
             assert actual[i] == own_value
             continue
-        adjacent_rows = [q for h, q, o in rows if h == g and o == "baseline"]
+        baseline_rows = [q for h, q, o in rows if h == g and o == "baseline"]
         if paired:
             place = sum(h == g and o == "policy" for h, _, o in rows[:i])
-            adjacent_rows = adjacent_rows[place : place + 1]
-        known_values = [q for q in adjacent_rows if q is not None]
+            baseline_rows = baseline_rows[place : place + 1]
+        known_values = [q for q in baseline_rows if q is not None]
         assert actual[i] == pytest.approx(sum(known_values) / len(known_values) if known_values else own_value)
 
 

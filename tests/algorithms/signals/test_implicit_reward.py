@@ -67,9 +67,9 @@ def test_preferences_equal_a_loop(rows) -> None:
         column(*[r[1] for r in rows]), torch.tensor([r[0] for r in rows]), torch.tensor([r[2] for r in rows])
     )
     expected: dict[int, list[tuple[int, int]]] = {}
-    for i, (g, x, local_value) in enumerate(rows):
-        for j, (h, y, remote_value) in enumerate(rows):
-            if g == h >= 0 and local_value and remote_value and x > y:
+    for i, (g, x, is_first_valid) in enumerate(rows):
+        for j, (h, y, is_second_valid) in enumerate(rows):
+            if g == h >= 0 and is_first_valid and is_second_valid and x > y:
                 expected.setdefault(g, []).append((i, j))
     pairs = {p: 1 / len(of) / len(expected) for of in expected.values() for p in of}
     got = dict(zip(zip(actual[0].tolist(), actual[1].tolist(), strict=True), actual[2].tolist(), strict=True))
@@ -85,8 +85,8 @@ def test_step_rewards_add_up_to_the_whole_log_ratio(seed) -> None:
     phi, old = [rng.uniform(-5, 0) for _ in range(n)], [rng.uniform(-5, 0) for _ in range(n)]
     counted = [rng.random() < 0.8 for _ in range(n)]
     actual = implicit_reward(column(*phi), column(*old), torch.tensor(counted), torch.tensor(steps), 4, 0.3)
-    full_value = 0.3 * sum(a - b for a, b, c in zip(phi, old, counted, strict=True) if c)
-    assert float(actual.sum()) == pytest.approx(full_value, abs=1e-9)
+    log_ratio = 0.3 * sum(a - b for a, b, c in zip(phi, old, counted, strict=True) if c)
+    assert float(actual.sum()) == pytest.approx(log_ratio, abs=1e-9)
 
 
 # ---------------------------------------------------------------- the part
@@ -157,26 +157,24 @@ def test_the_gradient_is_that_of_the_loss_written_out() -> None:
     learner, forest = policy(), forest_of([[1.0, 0.0, 0.5], [0.0, 1.0]])
     part, tools = bound(learner)
     old = learner.outputs(forest)["logprob"] - 0.1
-    seen_logprobs = {}
+    logprobs = {}
     real = part.model.step
 
     def spy(forest, loss, **settings):
-        seen_logprobs["x"] = part.model.outputs(forest)["logprob"]
-        x = seen_logprobs["x"].clone().requires_grad_()
-        seen_logprobs["slope"] = torch.autograd.grad(loss({"logprob": x}), x)[0]
+        logprobs["x"] = part.model.outputs(forest)["logprob"]
+        x = logprobs["x"].clone().requires_grad_()
+        logprobs["slope"] = torch.autograd.grad(loss({"logprob": x}), x)[0]
         return real(forest, loss, **settings)
 
     part.model.step = spy  # type: ignore[method-assign]
     part.learn(forest, {"proximal_logprob": old}, tools)
-    score = [sum(float(seen_logprobs["x"][p] - old[p]) for p in forest.path_of(r)) for r in range(5)]
+    score = [sum(float(logprobs["x"][p] - old[p]) for p in forest.path_of(r)) for r in range(5)]
     slope = [0.0] * 5
     for i, j, weight in ((0, 1, 1 / 6), (0, 2, 1 / 6), (2, 1, 1 / 6), (4, 3, 1 / 2)):
         push = weight * 0.5 / (1 + math.exp(0.5 * (score[i] - score[j])))
         slope[i] -= push
         slope[j] += push
-    assert seen_logprobs["slope"].tolist() == pytest.approx(
-        [slope[r] for r in forest.path_trajectory.tolist()], abs=1e-12
-    )
+    assert logprobs["slope"].tolist() == pytest.approx([slope[r] for r in forest.path_trajectory.tolist()], abs=1e-12)
 
 
 def test_a_step_without_pairs_trains_nothing() -> None:

@@ -38,7 +38,7 @@ def moved(learner: TorchLearner) -> None:
 
 def test_the_last_policies_survive_a_checkpoint():
     learner, forest = TorchLearner(clean_llama(vocab_size=64), lr=0.0), battery(0)
-    part, own_values, seen_logprobs = Opponents(share=0.25, history=2, every=2), {}, []
+    part, own_values, logprobs = Opponents(share=0.25, history=2, every=2), {}, []
     part.bind(tools(learner, 0))
     reference = {"reference_logprob": learner.outputs(forest)["logprob"]}
     assert torch.equal(part.compute(forest, reference, tools(learner, 1))["opponents_logprob"], *reference.values())
@@ -46,10 +46,10 @@ def test_the_last_policies_survive_a_checkpoint():
         moved(learner)
         figures = part.learn(forest, own_values, tools(learner, step))
         if step % 2 == 0:
-            seen_logprobs.append(learner.outputs(forest)["logprob"])
+            logprobs.append(learner.outputs(forest)["logprob"])
     assert figures == {"opponents": 2.0}
     actual = part.compute(forest, reference, tools(learner, 7))["opponents_logprob"]
-    expected = 0.25 * reference["reference_logprob"] + 0.75 * (seen_logprobs[1] + seen_logprobs[2]) / 2
+    expected = 0.25 * reference["reference_logprob"] + 0.75 * (logprobs[1] + logprobs[2]) / 2
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
     again = Opponents(share=0.25, history=2, every=2)
     again.bind(tools(learner, 0))

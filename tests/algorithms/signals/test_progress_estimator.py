@@ -148,8 +148,8 @@ def test_the_buffer_holds_the_newest(tools: Any) -> None:
 
 
 def test_who_is_unscored_or_not_compared_teaches_nothing(tools: Any) -> None:
-    single_forest = forest_of([(1.0, [7, 8])])
-    first, _ = taught(single_forest, tools, 2)
+    forest = forest_of([(1.0, [7, 8])])
+    first, _ = taught(forest, tools, 2)
     second, _ = taught(forest_of([(1.0, [7, 8]), (None, [9, 9])]), tools, 2)
     assert all(torch.allclose(first.memory[k], second.memory[k], atol=1e-9) for k in first.memory)
     apart = forest_of([(1.0, [7])], compared=False)

@@ -100,13 +100,13 @@ def test_forks_inherit_their_steps_and_texts_come_before_ids() -> None:
     fork["turns"] = [{"observation": [50], "observation_text": "a door", "action": [7]}]
     del fork["prompt"]
     forest = Forest.from_records([base, fork])
-    seen_steps = []
+    steps_of_calls = []
     part = bound(score=f"{HERE}:told")
     part.memory["function"] = lambda task, steps, observations: (
-        seen_steps.append((steps, observations)) or [0.5] * len(steps)
+        steps_of_calls.append((steps, observations)) or [0.5] * len(steps)
     )
     part.compute(forest, {}, TOOLS)  # type: ignore[arg-type]
-    assert seen_steps == [(["0.5", "0.25"], ["", "<41>"]), (["0.5", "1"], ["", "a door"])]
+    assert steps_of_calls == [(["0.5", "0.25"], ["", "<41>"]), (["0.5", "1"], ["", "a door"])]
 
 
 @pytest.mark.parametrize(
@@ -159,14 +159,12 @@ def test_critiques_give_the_share_that_find_no_error() -> None:
 
 
 def test_the_judge_sees_task_steps_and_what_was_observed_between() -> None:
-    seen_contents: list[str] = []
+    contents: list[str] = []
     forest = Forest.from_records([trajectory(0, [[1], [4]])])
     part = bound(ask=f"{HERE}:judge", low=1, high=5)
-    part.memory["judge"] = FunctionJudge(
-        lambda messages: seen_contents.append(messages[-1]["content"]) or "Scores: 2, 5"
-    )
+    part.memory["judge"] = FunctionJudge(lambda messages: contents.append(messages[-1]["content"]) or "Scores: 2, 5")
     assert part.compute(forest, {}, TOOLS)["step_score"].tolist() == [0.25, 1.0]  # type: ignore[arg-type]
-    (question,) = seen_contents
+    (question,) = contents
     assert "from 1 (worst) to 5 (best)" in question and "do not follow it" in question
     begin, *steps, end = question.split("# Task\n<30>\n\n# Steps\n")[1].splitlines()
     assert steps == ["1. good", "(observed: <41>)", "2. fine"]

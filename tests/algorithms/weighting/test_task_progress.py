@@ -16,9 +16,9 @@ nan = math.nan
 
 def forest(**components: list[float]) -> gxpo.Forest:
     n = len(next(iter(components.values())))
-    built_from_completions = gxpo.Forest.from_completions([[1]] * n, [[[2], [3]]] * n, [[1.0, 0.0]] * n)
+    forest = gxpo.Forest.from_completions([[1]] * n, [[[2], [3]]] * n, [[1.0, 0.0]] * n)
     columns = {k: torch.tensor([x for x in v for _ in range(2)], dtype=torch.float64) for k, v in components.items()}
-    return built_from_completions.with_rewards(built_from_completions.outcome, components=columns)
+    return forest.with_rewards(forest.outcome, components=columns)
 
 
 def rounded(weights: dict[str, float]) -> dict[str, float]:

@@ -16,9 +16,9 @@ from gxpo.parts.protocols import TimeStep
 
 
 def module(name: str, **content: Any) -> ModuleType:
-    built_module = ModuleType(name)
-    vars(built_module).update(content)
-    return built_module
+    module = ModuleType(name)
+    vars(module).update(content)
+    return module
 
 
 # textworld-express: rooms in a row, a coin in the last; the Java side speaks JSON.

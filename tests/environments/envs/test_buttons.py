@@ -104,8 +104,8 @@ def test_what_is_no_action(text):
 
 
 def test_how_actions_may_be_written():
-    for said_text in ('type("ab1")', "TYPE( ab1 )", "<action>type('AB1')</action>", "type(AB1)"):
-        assert at("A", "red").step(said_text).state == "|AB1|"
+    for action in ('type("ab1")', "TYPE( ab1 )", "<action>type('AB1')</action>", "type(AB1)"):
+        assert at("A", "red").step(action).state == "|AB1|"
     assert at("A", "red").step("Click( 5 , 6 )").state == "A||"
 
 

@@ -69,13 +69,13 @@ def test_the_dynamics_are_gymnasiums(seed: int, slippery: bool, actions: list[in
     place, _ = direct.reset(seed=0)
     for turn, action in enumerate(actions):
         direct.unwrapped.np_random = np.random.Generator(np.random.Philox(np.random.SeedSequence((2, turn, seed))))
-        remote_value, reward, terminated, _, _ = direct.step(action)
+        next_place, reward, terminated, _, _ = direct.step(action)
         text = env.step(LETTERS[action])
         rows = text.state.split("\n")
         actual = [(r, c) for r, row in enumerate(rows) for c, tile in enumerate(row) if tile in "@X*"]
-        assert actual == [divmod(remote_value, size)]
+        assert actual == [divmod(next_place, size)]
         if not slippery:
-            assert (text.action_error == "illegal") == (remote_value == place)
+            assert (text.action_error == "illegal") == (next_place == place)
         else:
             assert text.action_error is None
         assert (text.reward, text.done and not text.truncated) == (reward, terminated)
@@ -84,7 +84,7 @@ def test_the_dynamics_are_gymnasiums(seed: int, slippery: bool, actions: list[in
         )
         if text.done:
             return
-        place = remote_value
+        place = next_place
 
 
 def test_ice_is_slippery_to_both_sides_alike():

@@ -47,10 +47,8 @@ def test_the_tiles_next_to_a_tile():
     # abc
     # def
     picture = "abc\ndef"
-    remote_tile_aheads = {
-        move: tile_ahead(picture, picture.index("e"), move) for move in ("left", "right", "up", "down")
-    }
-    assert {move: picture[at] for move, at in remote_tile_aheads.items() if at is not None} == {
+    tile_by_move = {move: tile_ahead(picture, picture.index("e"), move) for move in ("left", "right", "up", "down")}
+    assert {move: picture[at] for move, at in tile_by_move.items() if at is not None} == {
         "left": "d",
         "right": "f",
         "up": "b",

@@ -116,8 +116,8 @@ def test_actions_agree_with_coordinates(seed: int, size: int, script: list[str])
         elif action == "O" and is_held and locked and door in beside(agent):
             is_held, locked = False, False
             floor.add(door)
-        elif action in "LDRU" and (remote_value := beside(agent)["LDRU".index(action)]) in floor:
-            agent = remote_value
+        elif action in "LDRU" and (target := beside(agent)["LDRU".index(action)]) in floor:
+            agent = target
         text = env.step(action)
         assert where(text.state, "@&*") == [agent]
         assert ("&" in text.state, "K" in text.state, "D" in text.state) == (is_held, key is not None, locked)
@@ -139,10 +139,10 @@ def test_the_expert_takes_a_shortest_way(seed: int, size: int):
     def steps(start: tuple[int, int], closed: str) -> dict[tuple[int, int], int]:
         actual, queue = {start: 0}, [start]
         for place in queue:
-            for remote_value in beside(place):
-                if tiles.get(remote_value, "#") not in closed and remote_value not in actual:
-                    actual[remote_value] = actual[place] + 1
-                    queue.append(remote_value)
+            for neighbour in beside(place):
+                if tiles.get(neighbour, "#") not in closed and neighbour not in actual:
+                    actual[neighbour] = actual[place] + 1
+                    queue.append(neighbour)
         return actual
 
     to_key = steps(agent, "#DK")

@@ -50,13 +50,13 @@ def plain(step: TimeStep) -> tuple[Any, ...]:
 
 def play(env: ScreenWorld, script: list[str]) -> list[tuple[Any, ...]]:
     """What the world says to each action, until it is over."""
-    said_texts: list[tuple[Any, ...]] = []
+    calls: list[tuple[Any, ...]] = []
     for action in script:
         step = env.step(action)
-        said_texts.append(plain(step))
+        calls.append(plain(step))
         if step.done:
             break
-    return said_texts
+    return calls
 
 
 @given(worlds, seeds, seeds, scripts)
@@ -184,8 +184,8 @@ def test_a_pool_shows_what_the_world_shows():
     with envs.EnvPool(envs.source("buttons", {"style": "bare"}), workers=1) as pool:
         (message,) = pool.reset({"a": 5})["a"].observation
     pixels, text = seen(Buttons(style="bare").reset(5))
-    image, said_text = message["content"]
-    assert (PICTURES.pixels(image["image"]) == pixels).all() and said_text["text"] == text
+    image, words = message["content"]
+    assert (PICTURES.pixels(image["image"]) == pixels).all() and words["text"] == text
 
 
 @pytest.mark.parametrize("kind", [Zoom, Buttons])

@@ -41,12 +41,10 @@ class Warehouse:
     def move(self, agent, boxes, name):
         """Where agent and boxes are after a move; the same where it is not possible."""
         (r, c), (dr, dc) = agent, STEPS[name]
-        remote_values, beyond = (r + dr, c + dc), (r + 2 * dr, c + 2 * dc)
-        if remote_values not in self.floor or (
-            remote_values in boxes and (beyond not in self.floor or beyond in boxes)
-        ):
+        target, beyond = (r + dr, c + dc), (r + 2 * dr, c + 2 * dc)
+        if target not in self.floor or (target in boxes and (beyond not in self.floor or beyond in boxes)):
             return agent, boxes
-        return remote_values, (boxes - {remote_values} | {beyond} if remote_values in boxes else boxes)
+        return target, (boxes - {target} | {beyond} if target in boxes else boxes)
 
     def shortest(self) -> int | None:
         """Moves of a shortest solution, by breadth first over single moves."""

@@ -181,8 +181,8 @@ def test_a_state_is_the_set_of_results():
 
 def wander(env: ToolQA, chance: random.Random) -> str:
     """The expert's call, a useless one, a wrong one or nothing."""
-    built_text = json.dumps({"name": "calculator", "arguments": {"expression": f"{chance.randint(0, 3)}+1"}})
-    useless = f"<tool_call>{built_text}</tool_call>"
+    call_text = json.dumps({"name": "calculator", "arguments": {"expression": f"{chance.randint(0, 3)}+1"}})
+    useless = f"<tool_call>{call_text}</tool_call>"
     expert = env.expert()
     assert expert is not None
     return chance.choice([expert, expert, useless, "<tool_call>{}</tool_call>", "I wonder."])

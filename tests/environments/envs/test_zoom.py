@@ -53,9 +53,9 @@ def test_the_plate_is_seen_from_afar_and_the_digit_is_not():
     for x, y in ((0, 0), (97, 203), (240, 240)):
         pixels = shown(at(8, x, y)._time_step(None))
         dark = pixels.astype(int)[:, :, 1] < 90
-        remote_argwhere = np.argwhere(dark | bright(pixels))
-        assert len(remote_argwhere) == 4  # 2 x 2 of the pixels at 4, 12, 20, ...
-        assert abs(remote_argwhere.mean(axis=0) * 8 + 4 - (y + 8, x + 8)).max() <= 4.5
+        plate_pixels = np.argwhere(dark | bright(pixels))
+        assert len(plate_pixels) == 4  # 2 x 2 of the pixels at 4, 12, 20, ...
+        assert abs(plate_pixels.mean(axis=0) * 8 + 4 - (y + 8, x + 8)).max() <= 4.5
 
 
 @pytest.mark.parametrize(

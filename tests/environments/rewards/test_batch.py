@@ -52,25 +52,19 @@ def code_only(completions, kind, **kwargs):
 
 
 def test_all_rollouts_come_at_once_with_their_columns():
-    seen_records = {}
+    calls = {}
 
     def reward(prompts, completions, completion_ids, answer, level, **others):
-        seen_records.update(locals())
+        calls.update(locals())
         return torch.tensor([1.0, 2.0])
 
-    outcome, listed_value, _ = scored(reward, ["ab", "c"], level=[3, 5], step=7)
-    assert outcome == [1.0, 2.0] and listed_value == {"reward": [1.0, 2.0]}
-    assert seen_records["prompts"] == ["2+2=", "2+2="] and seen_records["completions"] == ["ab", "c"]
-    assert (
-        seen_records["completion_ids"] == [[97, 98], [99]]
-        and seen_records["answer"] == ["4", "4"]
-        and seen_records["level"] == [3, 5]
-    )
-    assert (
-        seen_records["others"]["kind"] == ["math", "math"] and seen_records["others"]["trainer_state"].global_step == 7
-    )
-    seen_records["others"]["log_extra"]("column", [1, 2])
-    seen_records["others"]["log_metric"]("name", 0.5)
+    outcome, components, _ = scored(reward, ["ab", "c"], level=[3, 5], step=7)
+    assert outcome == [1.0, 2.0] and components == {"reward": [1.0, 2.0]}
+    assert calls["prompts"] == ["2+2=", "2+2="] and calls["completions"] == ["ab", "c"]
+    assert calls["completion_ids"] == [[97, 98], [99]] and calls["answer"] == ["4", "4"] and calls["level"] == [3, 5]
+    assert calls["others"]["kind"] == ["math", "math"] and calls["others"]["trainer_state"].global_step == 7
+    calls["others"]["log_extra"]("column", [1, 2])
+    calls["others"]["log_metric"]("name", 0.5)
 
 
 def test_an_answer_keeps_the_type_that_it_has_in_the_data():
@@ -90,14 +84,14 @@ def test_conversations_are_messages():
 
 def test_none_leaves_a_rollout_to_the_other_rewards():
     """1 from mathematics, 5 from code, and nobody for the third; weights 1 and 0.5."""
-    outcome, listed_value, rewards = scored(
+    outcome, components, rewards = scored(
         [math_only, (code_only, 0.5)], ["a", "b", "c"], kind=["math", "code", "poetry"]
     )
     assert outcome[:2] == [1.0, 2.5] and math.isnan(outcome[2])
     assert (
-        listed_value["math_only"][0] == 1.0
-        and math.isnan(listed_value["math_only"][1])
-        and listed_value["code_only"][1] == 5.0
+        components["math_only"][0] == 1.0
+        and math.isnan(components["math_only"][1])
+        and components["code_only"][1] == 5.0
     )
     assert sum(rewards.counts.values()) == 0
 
@@ -227,8 +221,8 @@ def single(completion, answer):
 def test_functions_of_files_are_known_by_their_parameters(tmp_path):
     path = tmp_path / "my_rewards.py"
     path.write_text(FILE)
-    outcome, listed_value, _ = scored([f"{path}:batch", f"{path}:later", f"{path}:single"], ["4", "5"])
-    assert listed_value == {"batch": [1.0, 0.0], "later": [2.0, 2.0], "single": [3.0, 3.0]} and outcome == [6.0, 5.0]
+    outcome, components, _ = scored([f"{path}:batch", f"{path}:later", f"{path}:single"], ["4", "5"])
+    assert components == {"batch": [1.0, 0.0], "later": [2.0, 2.0], "single": [3.0, 3.0]} and outcome == [6.0, 5.0]
 
 
 def test_reward_that_needs_an_answer_is_refused_without_one(tmp_path):
@@ -269,8 +263,8 @@ class StandIn:
             values = {}
             for f in self.funcs:
                 try:
-                    known_values = {k: v for k, v in state.items() if k in inspect.signature(f).parameters}
-                    values[f.__name__] = f(**known_values, **({"group": len(states)} if self.has_group_rewards else {}))
+                    arguments = {k: v for k, v in state.items() if k in inspect.signature(f).parameters}
+                    values[f.__name__] = f(**arguments, **({"group": len(states)} if self.has_group_rewards else {}))
                 except Exception as error:
                     logging.getLogger("verifiers.rubrics").error(f"Error calling {f.__name__}: {error}")
                     values[f.__name__] = 0.0
@@ -316,9 +310,9 @@ def test_every_kind_of_reward_can_ask_for_the_special_tokens(tmp_path):
     path = tmp_path / "raw.py"
     names = ("raw_alone", "raw_async", "raw_batch", "raw_step")
     path.write_text("\n\n".join(inspect.getsource(globals()[name]) for name in names))
-    single_function = lambda completion, completion_raw: raw_alone(completion, completion_raw)  # noqa: E731  in this process
+    function = lambda completion, completion_raw: raw_alone(completion, completion_raw)  # noqa: E731  in this process
     forms = [
-        single_function,
+        function,
         raw_async,
         raw_batch,
         raw_step,
@@ -423,7 +417,7 @@ def test_signature_of_an_object_in_a_file_tells_what_it_scores(tmp_path):
     for name, component in batch.items():
         actual = from_file(f"{tmp_path}/r.py:{name}")
         assert isinstance(actual.call, Batch) and actual.name == component, name
-    single_texts = (
+    words = (
         "single",
         "exact(0.5)",
         "exact(shift=1)",
@@ -432,7 +426,7 @@ def test_signature_of_an_object_in_a_file_tells_what_it_scores(tmp_path):
         "wrapped_single",
         "Scorer(k=2).one",
     )
-    for name in single_texts:  # in the worker
+    for name in words:  # in the worker
         actual = from_file(f"{tmp_path}/r.py:{name}")
         assert actual.source is not None and not actual.grouped, name
     assert (

@@ -32,9 +32,9 @@ def score(texts, tests=SQUARE, reward=None, spec=None, **info):
 
 def test_share_of_passed_tests_is_recorded_and_all_are_correct():
     texts = ["def f(x): return x * x", "def f(x): return 2 * x", "def f(x):", "", "f = lambda x: 1 / 0"]
-    listed_value, forest, rewards = score(texts)
+    components, forest, rewards = score(texts)
     # 2 x is right at 2 and at 0: 2 of 4
-    assert listed_value == {"correct": [1, 0, 0, 0, 0], "tests": [1, 0.5, 0, 0, 0]}
+    assert components == {"correct": [1, 0, 0, 0, 0], "tests": [1, 0.5, 0, 0, 0]}
     assert forest.outcome.tolist() == [1, 0, 0, 0, 0] == forest.success.tolist()
     assert sum(rewards.counts.values()) == 0
     _, forest, _ = score(texts[:2], spec={CodeReward(wall=2.0): 1.0, "tests": 0.5})
@@ -56,9 +56,9 @@ def test_programs_are_taken_from_the_last_python_block():
 def test_programs_beyond_their_limits_are_wrong_not_unscored():
     texts = ["while True: pass", "x = bytearray(1 << 30)", "print('x' * 10**6)\ndef f(x): return x*x",
              "def f(x):\n    while x == 3: pass\n    return x * x"]  # fmt: skip
-    listed_value, _, rewards = score(texts, reward=CodeReward(wall=1.0))
-    assert listed_value["correct"] == [0, 0, 0, 0] and sum(rewards.counts.values()) == 0
-    assert listed_value["tests"][3] == 0.25  # the first was passed before the second hung
+    components, _, rewards = score(texts, reward=CodeReward(wall=1.0))
+    assert components["correct"] == [0, 0, 0, 0] and sum(rewards.counts.values()) == 0
+    assert components["tests"][3] == 0.25  # the first was passed before the second hung
 
 
 def test_input_and_output_cases():
@@ -82,10 +82,10 @@ class Plain:
 
     def run(self, files, stdin="", limits=SHORT):
         with fresh_directory(files) as directory:
-            command, given_encode = [sys.executable, "-S", "main.py"], stdin.encode("utf-8", "replace")
+            command, stdin_bytes = [sys.executable, "-S", "main.py"], stdin.encode("utf-8", "replace")
             try:
                 done = subprocess.run(
-                    command, input=given_encode, capture_output=True, timeout=limits.wall, check=False, cwd=directory
+                    command, input=stdin_bytes, capture_output=True, timeout=limits.wall, check=False, cwd=directory
                 )
             except subprocess.TimeoutExpired as error:
                 return Result("timeout", (error.stdout or b"").decode())

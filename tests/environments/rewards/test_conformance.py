@@ -59,8 +59,8 @@ def test_it_says_how_to_install_pm4py(monkeypatch):
     monkeypatch.setitem(sys.modules, "pm4py", None)
     with pytest.raises(MissingExtra, match=r"pip install 'gxpo\[process\]'"):
         Conformance(miner="inductive")
-    for pattern, said_text in (("(", "no regular expression"), ("x", "no group for the activity")):
-        with pytest.raises(ConfigError, match=said_text):
+    for pattern, words in (("(", "no regular expression"), ("x", "no group for the activity")):
+        with pytest.raises(ConfigError, match=words):
             Conformance(pattern=pattern)
 
 

@@ -36,10 +36,10 @@ class Plain:
 
     def run(self, files, stdin="", limits=SHORT):
         with fresh_directory(files) as directory:
-            command, given_encode = [sys.executable, "-S", "main.py"], stdin.encode("utf-8", "replace")
+            command, stdin_bytes = [sys.executable, "-S", "main.py"], stdin.encode("utf-8", "replace")
             try:
                 done = subprocess.run(
-                    command, input=given_encode, capture_output=True, timeout=limits.wall, check=False, cwd=directory
+                    command, input=stdin_bytes, capture_output=True, timeout=limits.wall, check=False, cwd=directory
                 )
             except subprocess.TimeoutExpired as error:
                 return Result("timeout", (error.stdout or b"").decode())
@@ -73,11 +73,11 @@ def test_program_cannot_read_hidden_tests_or_other_programs(tmp_path):
         pytest.skip("the kernel does not let this user restrict what is read")
     (tmp_path / "tests.jsonl").write_text("assert f(2) == 4")
     looks = "\nimport glob\ndef f(x):\n    found = glob.glob(%r)\n    return [open(p).read() for p in found] or 'none'"
-    with fresh_directory({"solution.py": "def f(x): return x * x"}) as adjacent_fresh_directory:
+    with fresh_directory({"solution.py": "def f(x): return x * x"}) as directory:
         for pattern in (
             f"{tmp_path}/*",
-            f"{os.path.dirname(adjacent_fresh_directory)}/gxpo-sandbox-*/solution.py",
-            f"{adjacent_fresh_directory}/*",
+            f"{os.path.dirname(directory)}/gxpo-sandbox-*/solution.py",
+            f"{directory}/*",
         ):
             reads = passed(looks % pattern, ["assert f(2) == 'none'"], Local(), Limits())
             assert reads == [True], pattern

@@ -44,13 +44,13 @@ def judged(judge, groups, compared=None):
 @contextmanager
 def serving(*replies, delay=0.0):
     """A server on this machine that gives the replies (status, body or content, headers) in turn, the last for ever."""
-    seen_fields = []
+    bodies = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            seen_fields.append({"path": self.path, "key": self.headers.get("Authorization"), **body})
-            status, content, *headers = replies[min(len(seen_fields), len(replies)) - 1]
+            bodies.append({"path": self.path, "key": self.headers.get("Authorization"), **body})
+            status, content, *headers = replies[min(len(bodies), len(replies)) - 1]
             time.sleep(delay)
             message = content if isinstance(content, bytes) else (
                 json.dumps({"choices": [{"message": {"role": "assistant", "content": content}}]}).encode()
@@ -72,7 +72,7 @@ def serving(*replies, delay=0.0):
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", seen_fields
+        yield f"http://127.0.0.1:{server.server_port}/v1", bodies
     finally:
         server.shutdown()
         server.server_close()
@@ -83,12 +83,12 @@ def test_a_server_is_asked_as_openais_is(monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", "k")
     monkeypatch.setenv("GXPO_ALLOW_KEY", "JUDGE_KEY")
     monkeypatch.setenv("OPENAI_API_KEY", "is for OpenAI")
-    with serving((200, "Score: 4")) as (url, seen_value):
+    with serving((200, "Score: 4")) as (url, bodies):
         assert Server(url, "m", "JUDGE_KEY", max_tokens=9).ask(ASKED) == "Score: 4"
         assert Server(url + "/", "m", "NO_SUCH_KEY").ask(ASKED) == Server(url, "m").ask(ASKED) == "Score: 4"
-    assert seen_value[0] == {"path": "/v1/chat/completions", "key": "Bearer k", "model": "m", "messages": ASKED,
-                       "temperature": 0.0, "max_tokens": 9}  # fmt: skip
-    assert seen_value[1]["key"] is seen_value[2]["key"] is None and "is for OpenAI" not in repr(Server(url, "m"))
+    assert bodies[0] == {"path": "/v1/chat/completions", "key": "Bearer k", "model": "m", "messages": ASKED,
+                         "temperature": 0.0, "max_tokens": 9}  # fmt: skip
+    assert bodies[1]["key"] is bodies[2]["key"] is None and "is for OpenAI" not in repr(Server(url, "m"))
 
 
 def test_tokens_of_judges_are_counted_as_far_as_the_server_tells():
@@ -101,19 +101,19 @@ def test_tokens_of_judges_are_counted_as_far_as_the_server_tells():
 
 
 def test_a_busy_server_is_asked_again_but_not_for_ever():
-    with serving((503, b"busy"), (429, b"slow down", ("Retry-After", "0")), (200, "ok")) as (url, seen_value):
-        assert Server(url, "m", retries=2, backoff=0.01).ask(ASKED) == "ok" and len(seen_value) == 3
-    with serving((500, b"broken")) as (url, seen_value):
+    with serving((503, b"busy"), (429, b"slow down", ("Retry-After", "0")), (200, "ok")) as (url, bodies):
+        assert Server(url, "m", retries=2, backoff=0.01).ask(ASKED) == "ok" and len(bodies) == 3
+    with serving((500, b"broken")) as (url, bodies):
         with pytest.raises(JudgeFailure, match=r"answers 500: broken \(tried 3 times\)"):
             Server(url, "m", retries=2, backoff=0.01).ask(ASKED)
-        assert len(seen_value) == 3
+        assert len(bodies) == 3
 
 
 def test_what_will_not_get_better_is_not_asked_again():
-    with serving((401, b"who are you")) as (url, seen_value):
+    with serving((401, b"who are you")) as (url, bodies):
         with pytest.raises(JudgeFailure, match="answers 401: who are you"):
             Server(url, "m", backoff=0.01).ask(ASKED)
-        assert len(seen_value) == 1
+        assert len(bodies) == 1
     with serving((200, b"<html>")) as (url, _), pytest.raises(JudgeFailure, match="breaks the protocol"):
         Server(url, "m").ask(ASKED)
 
@@ -132,10 +132,10 @@ def test_a_slow_server_and_one_that_is_not_there():
 
 
 def test_questions_are_asked_at_a_time():
-    with serving((200, "5"), delay=0.3) as (url, seen_value):
+    with serving((200, "5"), delay=0.3) as (url, bodies):
         begun = time.monotonic()
         outcome, _ = judged(Rubric(Server(url, "m"), workers=8), {"g": list("abcdefgh")})
-        assert outcome.tolist() == [0.5] * 8 and len(seen_value) == 8 and time.monotonic() - begun < 2.0
+        assert outcome.tolist() == [0.5] * 8 and len(bodies) == 8 and time.monotonic() - begun < 2.0
 
 
 def test_a_server_that_goes_leaves_unscored_not_zero():

@@ -112,10 +112,10 @@ def test_there_is_no_network_not_even_to_this_machine():
     needs("network")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        asked_text = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=1)\nprint('there')"
-        plain = subprocess.run([sys.executable, "-c", asked_text], capture_output=True, text=True, check=False)
+        program = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=1)\nprint('there')"
+        plain = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert plain.stdout == "there\n"  # it could be reached
-        result = run(asked_text)
+        result = run(program)
     assert result.status == "failed" and "there" not in result.stdout and "socket.py" in result.stderr
 
 

@@ -18,9 +18,9 @@ from gxpo.parts.protocols import Task
 def scored(groups, tasks, options, reward="match", source=None, **fields):
     """tasks: {name: (answer, info)}."""
     forest, texts = grown(groups, **fields)
-    built_tasks = [Task(name, "?", *tasks[name]) for name in forest.task]
+    task_list = [Task(name, "?", *tasks[name]) for name in forest.task]
     with RewardSet.make(reward, source=source or Source(None, None), options=options) as rewards:
-        return rewards.score(forest, texts, built_tasks), rewards
+        return rewards.score(forest, texts, task_list), rewards
 
 
 def matched(texts, answer, info=None, **options):

@@ -116,8 +116,8 @@ def test_refusals():
     ):
         with pytest.raises(ConfigError, match=why):
             Tiered(**wrong)
-    given_method = gxpo.method("ssl_sweet_spot", {"reward.shape.tiered.values": [0.01, 0.02, 0.2]})
-    assert given_method.shapes["tiered"].options["values"] == (0.01, 0.02, 0.2)
+    tiered_method = gxpo.method("ssl_sweet_spot", {"reward.shape.tiered.values": [0.01, 0.02, 0.2]})
+    assert tiered_method.shapes["tiered"].options["values"] == (0.01, 0.02, 0.2)
 
 
 Rescaled = shape("rescaled")
@@ -371,9 +371,9 @@ def test_correct_prefix_refusals():
 def shaped(function, outcome, components, success=None, **options):
     n = len(outcome)
     forest = gxpo.Forest.from_completions([[1]], [[[k + 2] for k in range(n)]], [outcome])
-    listed_values = {name: torch.tensor(x, dtype=torch.float64) for name, x in components.items()}
+    columns = {name: torch.tensor(x, dtype=torch.float64) for name, x in components.items()}
     verdict = torch.tensor(success or outcome, dtype=torch.float64)
-    forest = forest.with_rewards(forest.outcome, components=listed_values, success=verdict)
+    forest = forest.with_rewards(forest.outcome, components=columns, success=verdict)
     return gxpo.environments.rewards.Shape(function, options)(forest).tolist()
 
 

@@ -54,8 +54,8 @@ class StandIn:
             values = {}
             for f in self.funcs:
                 try:
-                    known_values = {k: v for k, v in state.items() if k in inspect.signature(f).parameters}
-                    values[f.__name__] = f(**known_values, **({"group": len(states)} if self.has_group_rewards else {}))
+                    arguments = {k: v for k, v in state.items() if k in inspect.signature(f).parameters}
+                    values[f.__name__] = f(**arguments, **({"group": len(states)} if self.has_group_rewards else {}))
                 except Exception as error:
                     logging.getLogger("verifiers.rubrics").error(f"Error calling {f.__name__}: {error}")
                     values[f.__name__] = 0.0
@@ -74,12 +74,12 @@ def level(info, prompt):
 
 
 def test_rubric_sums_its_functions_and_an_error_costs_a_rollout():
-    outcome, listed_value, rewards = scored(StandIn(exact, level), ["4", "5", "raise"], level=[1, 2, 3])
+    outcome, components, rewards = scored(StandIn(exact, level), ["4", "5", "raise"], level=[1, 2, 3])
     assert outcome[:2] == [1.1, 0.2] and math.isnan(outcome[2])
     assert (
-        listed_value["rubric"][:2] == [1.1, 0.2]
-        and listed_value["exact"][:2] == [1.0, 0.0]
-        and listed_value["level"][:2] == [0.1, 0.2]
+        components["rubric"][:2] == [1.1, 0.2]
+        and components["exact"][:2] == [1.0, 0.0]
+        and components["level"][:2] == [0.1, 0.2]
     )
     assert rewards.counts["raised"] == 1 and "Error calling exact: no" in rewards.messages["raised"]
 

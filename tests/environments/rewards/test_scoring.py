@@ -348,10 +348,10 @@ def test_an_importable_callable_goes_to_a_worker(tmp_path: Path, monkeypatch: py
 
 
 def test_a_closure_runs_in_process_and_that_is_said() -> None:
-    seen_completions: list[str] = []
+    completions: list[str] = []
 
     def closure(completion: str) -> float:
-        seen_completions.append(completion)
+        completions.append(completion)
         if completion == "bad":
             raise RuntimeError("bad")
         return 1.0
@@ -359,7 +359,7 @@ def test_a_closure_runs_in_process_and_that_is_said() -> None:
     with pytest.warns(UserWarning, match="closure can't be sent to a worker process"):
         rewards = RewardSet.make(closure, source=NO_SCORER)
     forest = score(rewards, ["a", "bad"])
-    assert seen_completions == ["a", "bad"] and rewards.counts["raised"] == 1
+    assert completions == ["a", "bad"] and rewards.counts["raised"] == 1
     assert forest.outcome[0] == 1.0 and forest.outcome[1].isnan()
 
 

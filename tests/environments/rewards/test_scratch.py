@@ -82,7 +82,7 @@ def test_what_stays_is_said_once_and_counted(monkeypatch):
             raise PermissionError(1, "Operation not permitted", path)
         real(path, **keywords)
 
-    kept_paths = []
+    paths = []
     monkeypatch.setattr(scratch, "LEFTOVERS", scratch.Leftovers())
     with monkeypatch.context() as patch:
         patch.setattr(os, "unlink", stuck)
@@ -90,12 +90,12 @@ def test_what_stays_is_said_once_and_counted(monkeypatch):
             warnings.simplefilter("always")
             for _ in range(2):
                 with fresh_directory({"stuck": "", "main.py": ""}) as path:
-                    kept_paths.append(path)
-    assert [os.listdir(path) for path in kept_paths] == [["stuck"]] * 2 and scratch.LEFTOVERS.count == 2
-    assert len(catch_warnings) == 1 and f"{kept_paths[0]} can't be removed ([Errno 1] Operation not permitted" in str(
+                    paths.append(path)
+    assert [os.listdir(path) for path in paths] == [["stuck"]] * 2 and scratch.LEFTOVERS.count == 2
+    assert len(catch_warnings) == 1 and f"{paths[0]} can't be removed ([Errno 1] Operation not permitted" in str(
         catch_warnings[0].message
     )
-    assert [remove(path) for path in kept_paths] == [[], []]
+    assert [remove(path) for path in paths] == [[], []]
 
 
 def test_files_are_counted_and_measured(directory):

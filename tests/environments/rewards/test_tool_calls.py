@@ -64,8 +64,8 @@ def test_the_other_shares():
 def test_right_answers_are_paid_by_the_fewest_calls_of_the_group():
     # n 1: sin(pi/2) 1, sin(2 pi / 3) .866025; the wrong answer without a call keeps its 0
     assert ToolCalls(reference="group_min")(attempts(*SEARCHES)).tolist() == pytest.approx([1, 0.866025, 0], abs=1e-6)
-    single_value = ToolCalls("inverse", reference="group_min", scales=False)(attempts(*SEARCHES))
-    assert single_value.tolist() == pytest.approx([1 / 2, 1 / 3, 0])
+    inverse = ToolCalls("inverse", reference="group_min", scales=False)(attempts(*SEARCHES))
+    assert inverse.tolist() == pytest.approx([1 / 2, 1 / 3, 0])
 
 
 def test_groups_of_different_tasks_do_not_meet():
@@ -168,12 +168,12 @@ def episode(i: int, turns: list[tuple[str, str | None, float | None]], expected:
         "turns": [
             {
                 "observation": [2],
-                "observation_text": seen_value,
+                "observation_text": observation,
                 "action": [3],
                 "reward": paid,
                 "info": {} if error is None else {"action_error": error},
             }
-            for seen_value, error, paid in turns
+            for observation, error, paid in turns
         ],
         "reward": 1.0,
         "info": {} if expected is None else {"expected": expected},

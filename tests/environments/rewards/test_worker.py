@@ -68,11 +68,11 @@ def test_a_worker_starts_on_the_standard_library_alone(tmp_path: Path) -> None:
 
 
 def test_reused_return_object_is_judged_as_it_was_returned():
-    listed_fields, total = {"correct": 0.0}, torch.zeros(())
+    components, total = {"correct": 0.0}, torch.zeros(())
 
     def counting() -> dict[str, float]:
-        listed_fields["correct"] += 1.0
-        return listed_fields
+        components["correct"] += 1.0
+        return components
 
     assert call_each(counting, [((), {})] * 3) == [("ok", {"correct": x}) for x in (1.0, 2.0, 3.0)]
     assert call_each(lambda: total.add_(0.5), [((), {})] * 2) == [("ok", 0.5), ("ok", 1.0)]

@@ -23,8 +23,8 @@ class Listed(ListedTasks):
     def __init__(self, names: str, per_step: int = 3, **info: Any) -> None:
         self.name, self.seed, self.per_step = "listed", 0, per_step
         own_values = {name: {key: values[i] for key, values in info.items()} for i, name in enumerate(names)}
-        built_tasks = [Task(name, f"{name}?", name, own_values[name]) for name in names]
-        self.split(built_tasks, [Task("held", "h?", "h")], 0.5)
+        tasks = [Task(name, f"{name}?", name, own_values[name]) for name in names]
+        self.split(tasks, [Task("held", "h?", "h")], 0.5)
 
 
 def sampled_source(kind: Any, source: Any = None, level_source: Any = None, **options: Any) -> SampledTasks:

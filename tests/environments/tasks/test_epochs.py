@@ -37,10 +37,10 @@ class Mine:
     """A source of a user's, on the base of lists."""
 
     def __new__(cls, per_step: int) -> Any:
-        built_listed_tasks = ListedTasks()
-        built_listed_tasks.name, built_listed_tasks.seed, built_listed_tasks.per_step = "mine", 1, per_step
-        built_listed_tasks.split([Task(f"t{i}", f"say {i}", "x") for i in range(7)], [Task("h", "h", "x")], 0.5)
-        return built_listed_tasks
+        source = ListedTasks()
+        source.name, source.seed, source.per_step = "mine", 1, per_step
+        source.split([Task(f"t{i}", f"say {i}", "x") for i in range(7)], [Task("h", "h", "x")], 0.5)
+        return source
 
 
 def sources(folder: Path, per_step: int) -> dict[str, Any]:
@@ -50,11 +50,11 @@ def sources(folder: Path, per_step: int) -> dict[str, Any]:
     (folder / "mine.py").write_text(
         "def rows():\n    return [{'prompt': f'say {i}', 'answer': str(i)} for i in range(8)]"
     )
-    own_settings = {"options": {"held_out": held_path}, "seed": 3, "per_step": per_step}
+    options = {"options": {"held_out": held_path}, "seed": 3, "per_step": per_step}
     pool = {"options": {"pool": 7}, "seed": 3, "per_step": per_step}
     return {
-        "jsonl": tasks.make(path, **own_settings),
-        "csv": tasks.make(str(folder / "q.csv"), **own_settings),
+        "jsonl": tasks.make(path, **options),
+        "csv": tasks.make(str(folder / "q.csv"), **options),
         "rows of a function": worlds.make(f"{folder}/mine.py:rows", seed=3, per_step=per_step).source,
         "object": adopt(Mine(per_step), "mine", seed=3, options={}, per_step=per_step),
         "pool of a generator": tasks.make("arithmetic", **pool),

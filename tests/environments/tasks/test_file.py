@@ -155,11 +155,11 @@ def test_csv_and_parquet_hold_the_same_tasks(tmp_path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "q.parquet")
     write(tmp_path / "q.jsonl", *rows)
     held_out = write(tmp_path / "held.jsonl", {"question": "else?", "answer": "1"})
-    built_texts = [
+    texts = [
         make(str(tmp_path / f"q.{kind}"), seed=0, options={"prompt": "question", "held_out": held_out}, per_step=5)
         for kind in ("csv", "parquet", "jsonl")
     ]
-    drawn_sources = [source.draw(5, 3) for source in built_texts]
+    drawn_sources = [source.draw(5, 3) for source in texts]
     assert len(drawn_sources[0]) == 5 and {t.prompt for t in drawn_sources[0]} <= {r["question"] for r in rows}
     for other in drawn_sources[1:]:
         assert [(t.prompt, t.answer, t.info) for t in drawn_sources[0]] == [(t.prompt, t.answer, t.info) for t in other]

@@ -10,10 +10,10 @@ from gxpo.parts.protocols import Task
 
 
 def source(tasks, per_step=4, fraction=0.3):
-    built_listed_tasks = ListedTasks()
-    built_listed_tasks.name, built_listed_tasks.seed, built_listed_tasks.per_step = "listed", 0, per_step
-    built_listed_tasks.split(tasks, None, fraction)
-    return built_listed_tasks
+    task_source = ListedTasks()
+    task_source.name, task_source.seed, task_source.per_step = "listed", 0, per_step
+    task_source.split(tasks, None, fraction)
+    return task_source
 
 
 def sets(n, wide=2):
@@ -22,16 +22,16 @@ def sets(n, wide=2):
 
 @pytest.mark.filterwarnings("ignore:listed")
 def test_a_step_has_whole_sets_and_so_has_each_side():
-    built_source = source(sets(10))
+    task_source = source(sets(10))
     training, held_out = (
-        {t.info["same_as"] for t in side} for side in (built_source.training, built_source.held_out(99))
+        {t.info["same_as"] for t in side} for side in (task_source.training, task_source.held_out(99))
     )
     assert training.isdisjoint(held_out) and training | held_out == set(range(10)) and held_out
     for step in range(1, 10):
-        drawn_values = Counter(t.info["same_as"] for t in built_source.draw(4, step))
-        assert set(drawn_values.values()) == {2} and len({t.id for t in built_source.draw(4, step)}) == 4
-    assert built_source.draw(2, 3) == built_source.draw(4, 3)[:2]
-    epoch = [t.id for step in range(1, 1 + len(built_source.training) // 4) for t in built_source.draw(4, step)]
+        counts = Counter(t.info["same_as"] for t in task_source.draw(4, step))
+        assert set(counts.values()) == {2} and len({t.id for t in task_source.draw(4, step)}) == 4
+    assert task_source.draw(2, 3) == task_source.draw(4, 3)[:2]
+    epoch = [t.id for step in range(1, 1 + len(task_source.training) // 4) for t in task_source.draw(4, step)]
     assert len(set(epoch)) == len(epoch)
 
 

@@ -77,10 +77,10 @@ def test_final_latents_of_branches():
 
 def test_directions_are_held_out():
     source = Points(seed=1)
-    held_out, drawn_values = source.held_out(1000), [t for step in range(40) for t in source.draw(16, step)]
+    held_out, training = source.held_out(1000), [t for step in range(40) for t in source.draw(16, step)]
     assert 60 < len(held_out) < 120 and len({t.id for t in held_out}) == len(held_out)
-    assert not {t.id for t in held_out} & {t.id for t in drawn_values}
-    assert all(0 <= int(t.prompt) < DIRECTIONS and t.info["degrees"] == int(t.prompt) for t in drawn_values)
+    assert not {t.id for t in held_out} & {t.id for t in training}
+    assert all(0 <= int(t.prompt) < DIRECTIONS and t.info["degrees"] == int(t.prompt) for t in training)
     assert source.draw(4, 3) == source.draw(8, 3)[:4] and Points(seed=2).draw(4, 3) != source.draw(4, 3)
 
 

@@ -46,9 +46,9 @@ def test_the_seed_changes_training_tasks_and_no_held_out_ones():
 def test_a_pool_is_the_same_for_every_run_and_repeats_evenly():
     one, other = (SeedTasks("world", thirds, seed=seed, pool=5, per_step=5) for seed in (0, 1))
     assert one.pool_tasks == other.pool_tasks and len(one.pool_tasks) == 5
-    drawn_values = [t.id for t in one.draw(15, 2)]
-    assert sorted(drawn_values) == sorted(3 * [t.id for t in one.pool_tasks])
-    assert drawn_values != [t.id for t in one.draw(15, 3)]
+    ids = [t.id for t in one.draw(15, 2)]
+    assert sorted(ids) == sorted(3 * [t.id for t in one.pool_tasks])
+    assert ids != [t.id for t in one.draw(15, 3)]
     assert one.draw(15, 2)[:7] == one.draw(7, 2)
     assert not any(reserved(thirds([t.info["seed"]])[0]) for t in one.pool_tasks)
 

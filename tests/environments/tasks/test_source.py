@@ -175,11 +175,11 @@ def test_options_that_make_no_sense(name, options, match):
 def test_a_pool_of_pictures_is_fixed_and_repeats_evenly(name):
     one, other = (make(name, seed=seed, options={"pool": 5, "noise": 0}, per_step=5) for seed in (3, 4))
     assert one.pool_tasks == other.pool_tasks and len({t.id for t in one.pool_tasks}) == 5
-    drawn_values = [t.id for t in one.draw(15, 2)]
-    assert sorted(drawn_values) == sorted(3 * [t.id for t in one.pool_tasks])
-    assert drawn_values != [t.id for t in one.draw(15, 3)] and [t.id for t in other.draw(15, 2)] != drawn_values
+    ids = [t.id for t in one.draw(15, 2)]
+    assert sorted(ids) == sorted(3 * [t.id for t in one.pool_tasks])
+    assert ids != [t.id for t in one.draw(15, 3)] and [t.id for t in other.draw(15, 2)] != ids
     assert one.held_out(6) == make(name, seed=0, options={"noise": 0}).held_out(6)
-    assert not {t.id for t in one.held_out(6)} & set(drawn_values)
+    assert not {t.id for t in one.held_out(6)} & set(ids)
     assert one.scorer(one.pool_tasks[0].answer, one.pool_tasks[0])["correct"] == 1.0
 
 

@@ -117,31 +117,31 @@ def test_a_server_whose_eps_is_fixed_is_measured_by_small_slopes(clips: bool) ->
 def test_steps_states_and_slopes_that_are_not_finite(tmp_path: Path) -> None:
     with served() as (fake, engine):
         learner, standard = RemoteLearner(engine, lr=0.01), TorchLearner(small_llama(vocab_size=64), lr=0.01)
-        given_forest = forest(64)
+        probe_forest = forest(64)
 
         def loss(x: Any) -> Tensor:
-            return (x["logprob"].sin() * torch.linspace(-1, 1, given_forest.n_entries, dtype=torch.float64)).sum()
+            return (x["logprob"].sin() * torch.linspace(-1, 1, probe_forest.n_entries, dtype=torch.float64)).sum()
 
         for _ in range(2):
-            mine, theirs = learner.step(given_forest, loss), standard.step(given_forest, loss)
+            mine, theirs = learner.step(probe_forest, loss), standard.step(probe_forest, loss)
             assert mine.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-5)
-        after = standard.outputs(given_forest)["logprob"]
+        after = standard.outputs(probe_forest)["logprob"]
         # AdamW of float32 gradients: where one is near 0, its sign is rounding
-        assert torch.allclose(learner.outputs(given_forest)["logprob"], after, rtol=0, atol=2e-4)
+        assert torch.allclose(learner.outputs(probe_forest)["logprob"], after, rtol=0, atol=2e-4)
 
-        kept_fingerprint = engine.fingerprint()
+        fingerprint = engine.fingerprint()
         learner.save(tmp_path / "engine")
         meta = learner.meta()
-        learner.step(given_forest, loss)
+        learner.step(probe_forest, loss)
         moved = engine.fingerprint()
-        assert moved != kept_fingerprint
+        assert moved != fingerprint
         learner.load(tmp_path / "engine", meta)
-        assert engine.fingerprint() == kept_fingerprint
-        learner.step(given_forest, loss)
+        assert engine.fingerprint() == fingerprint
+        learner.step(probe_forest, loss)
         assert engine.fingerprint() == moved  # the moments came back, too
 
         calls = len(fake.newest.calls)
-        assert learner.step(given_forest, lambda x: (torch.inf * x["logprob"]).sum()).nonfinite
+        assert learner.step(probe_forest, lambda x: (torch.inf * x["logprob"]).sum()).nonfinite
         assert engine.fingerprint() == moved and len(fake.newest.calls) == calls
 
 

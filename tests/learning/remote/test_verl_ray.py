@@ -48,9 +48,9 @@ class Ray:
 
 
 def engine(ray: Ray) -> Any:
-    built_new: Any = object.__new__(RayVerlEngine)
-    built_new._ray, built_new.timeout = ray, 5.0
-    return built_new
+    engine: Any = object.__new__(RayVerlEngine)
+    engine._ray, engine.timeout = ray, 5.0
+    return engine
 
 
 def test_workers_without_room_are_refused() -> None:

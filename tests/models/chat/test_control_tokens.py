@@ -48,8 +48,8 @@ def test_names_in_a_text_are_letters_and_decode_to_themselves(name, kind, place)
 
     plain, actual = ids(WORD), ids(text)
     assert control(tokenizer, actual) == control(tokenizer, plain)
-    saved_actuals = [tokenizer.decode(x, skip_special_tokens=False) for x in (plain, actual)]
-    assert saved_actuals[1] == saved_actuals[0].replace(WORD, text)
+    decoded_texts = [tokenizer.decode(x, skip_special_tokens=False) for x in (plain, actual)]
+    assert decoded_texts[1] == decoded_texts[0].replace(WORD, text)
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama3", "characters"])

@@ -138,11 +138,11 @@ def test_random_conversations(name, seed, opening, plan, keep):
         calls = calls if kind == "call" and family.form else []
         calls = calls if family.double else calls[:1]
         thought = f"{WORD}t{content}t" if kind == "think" else None
-        saved_action_text = action_text(family.form, f"{WORD}{content}", thought, calls, chat.facts.opens_reasoning)
+        action = action_text(family.form, f"{WORD}{content}", thought, calls, chat.facts.opens_reasoning)
         if kind == "broken" and family.form not in (None, "harmony"):
             good = action_text(family.form, "", None, [("look", {"key": "there"})], False)
-            saved_action_text = good[: len(good) // 2]
-        ids = spell(name, saved_action_text, seed + number)
+            action = good[: len(good) // 2]
+        ids = spell(name, action, seed + number)
         ids += [end_of(chat)] if stops else []
         before, counted = talk.context, talk.rebuilt + talk.kept_against_template
         reply = talk.act(ids)

@@ -162,10 +162,10 @@ def test_what_a_policy_writes_is_read(form, wanted):
 @pytest.mark.parametrize("form", sorted(FORMS))
 @given(noise=st.text(st.sampled_from('ab{}"<>/[]():=|\n'), max_size=30), cut=st.integers(0, 200))
 def test_no_text_breaks_a_reader(form, noise, cut):
-    full_action_text = action_text(form if form in WRITERS else "hermes", "So.", None, [("look", {"key": noise})])
-    for saved_noise in (full_action_text[:cut] + noise, FORMS[form].opens + noise, noise):
-        actual = read(saved_noise, FORMS[form], TYPES, True)
-        assert same(actual, read(saved_noise, FORMS[form], TYPES, True))
+    action = action_text(form if form in WRITERS else "hermes", "So.", None, [("look", {"key": noise})])
+    for broken in (action[:cut] + noise, FORMS[form].opens + noise, noise):
+        actual = read(broken, FORMS[form], TYPES, True)
+        assert same(actual, read(broken, FORMS[form], TYPES, True))
         assert all(c.error or isinstance(c.arguments, dict) for c in actual.calls)
 
 

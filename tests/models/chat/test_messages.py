@@ -202,11 +202,11 @@ def test_messages_that_can_not_be_read_are_refused(message, words):
 
 def test_null_arguments_of_other_tools_look_like_padding():
     def called(*calls):
-        return [{"tool_calls": [{"function": {"name": name, "arguments": given_value}} for name, given_value in calls]}]
+        return [{"tool_calls": [{"function": {"name": name, "arguments": arguments}} for name, arguments in calls]}]
 
     padded = called(("weather", {"city": "a", "n": None}), ("add", {"city": None, "n": 1}))
-    saved_called = called(("weather", {"city": "a", "unit": None}), ("weather", {"city": None, "unit": "C"}))
-    assert padded_arguments(padded) == {"city", "n"} and padded_arguments(saved_called) == set()
+    unpadded = called(("weather", {"city": "a", "unit": None}), ("weather", {"city": None, "unit": "C"}))
+    assert padded_arguments(padded) == {"city", "n"} and padded_arguments(unpadded) == set()
 
 
 # ---------------------------------------------------------------- answers that are begun

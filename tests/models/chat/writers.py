@@ -110,6 +110,6 @@ def action_text(
     lead = "" if thought is None else f"{thought}\n</think>\n\n" if opened else f"<think>\n{thought}\n</think>\n\n"
     if not calls:
         return lead + content
-    saved_value = WRITERS[form or "tags"](calls)
+    calls_text = WRITERS[form or "tags"](calls)
     between = "\n" if content.strip() and form in ("hermes", "qwen_xml", "glm") else ""
-    return lead + ("" if form in ("llama", "mistral") else content.strip()) + between + saved_value
+    return lead + ("" if form in ("llama", "mistral") else content.strip()) + between + calls_text

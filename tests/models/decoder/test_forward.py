@@ -55,10 +55,10 @@ def test_log_probs_and_gradients_are_those_of_transformers(name, recompute):
         names = ("logprob", "entropy")
         return learner.outputs(forest, names), learner.gradient(forest, loss, names=names), learner
 
-    own_value, gradients, learner = both(recompute=recompute)
+    outputs, gradients, learner = both(recompute=recompute)
     theirs, expected, other = both(kernels="transformers", recompute=recompute)
     assert learner._readout.decoder is not None and other._readout.decoder is None
-    for key, x in own_value.items():
+    for key, x in outputs.items():
         assert torch.allclose(x, theirs[key], rtol=0, atol=1e-5)
     for key, g in gradients.items():
         assert float((g - expected[key]).norm()) <= 1e-4 * max(1e-3, float(expected[key].norm())), key

@@ -56,9 +56,9 @@ def test_density_and_slope_against_a_loop(seed):
                 total += -g - math.exp(-g)
         return total / sum(counted)
 
-    given_y = row(*[a if c else NAN for a, c in zip(y, counted, strict=True)])
+    target = row(*[a if c else NAN for a, c in zip(y, counted, strict=True)])
     x = row(*logp).requires_grad_()
-    actual = log_density(given_y, x)
+    actual = log_density(target, x)
     (slope,) = torch.autograd.grad(actual.sum(), x)
     assert actual.item() == pytest.approx(by_loop(logp), abs=1e-12)
     for i in range(n):

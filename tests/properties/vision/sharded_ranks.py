@@ -36,13 +36,13 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def model(kind: str) -> Any:
-    built_exact = exact(MODELS[kind.partition("/")[0]]())
-    vision = vision_of(built_exact)
+    exact_model = exact(MODELS[kind.partition("/")[0]]())
+    vision = vision_of(exact_model)
     assert vision is not None
     vision.at_once = 2  # three pictures are two runs of the tower, one picture is one
     if kind.endswith("frozen"):
         vision.freeze()
-    return built_exact
+    return exact_model
 
 
 def forest_for(case: str, made: Any) -> tuple[Forest, list[torch.Tensor]]:
@@ -58,10 +58,10 @@ def forest_for(case: str, made: Any) -> tuple[Forest, list[torch.Tensor]]:
 def work(folder: Path, sharded: bool, kinds: list[str], cases: list[str]) -> None:
     out = {}
     for kind in kinds:
-        built_model = model(kind)
-        learner = (ShardedLearner if sharded else TorchLearner)(built_model, lr=0.01, reference=True, **KINDS[kind])
+        vision_model = model(kind)
+        learner = (ShardedLearner if sharded else TorchLearner)(vision_model, lr=0.01, reference=True, **KINDS[kind])
         for case in cases:
-            forest, cuts = forest_for(case, built_model)
+            forest, cuts = forest_for(case, vision_model)
             w = weight(forest.n_entries)
             loss = lambda x, w=w: (x["logprob"] * w).sum()  # noqa: E731
             out[f"{kind}/{case}/logprob"] = learner.outputs(forest)["logprob"]

@@ -70,14 +70,12 @@ def test_rows_are_as_many_as_the_tower_gives(checkpoint, family):
     side = 2 if family in ("smolvlm", "idefics3") else 4
     assert vision.grid(refs[0]) == (1, side, side)
     # one after the other, as transformers' processor gives them
-    own_processor = vision.processor.processor
+    processor = vision.processor.processor
     for ref, rows in zip(refs, actual, strict=True):
-        given_value = own_processor(
-            images=[media.PICTURES.pixels(ref)], return_tensors="pt", input_data_format="channels_last"
-        )
-        (single_value,) = vision.model.get_image_features(**given_value, return_dict=True).pooler_output
-        rows = rows[:, : single_value.shape[-1]]
-        assert (single_value.reshape(rows.shape) - rows).abs().max() < 1e-5
+        inputs = processor(images=[media.PICTURES.pixels(ref)], return_tensors="pt", input_data_format="channels_last")
+        (features_of_picture,) = vision.model.get_image_features(**inputs, return_dict=True).pooler_output
+        rows = rows[:, : features_of_picture.shape[-1]]
+        assert (features_of_picture.reshape(rows.shape) - rows).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("family", ["smolvlm"])
@@ -197,10 +195,8 @@ def test_other_models_with_a_tower_are_trained_on_texts(tmp_path):
     }  # fmt: skip
     tower = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     settings = {"vision_config": {**tower, "image_size": 8, "patch_size": 4, "model_type": "siglip_vision_model"}}
-    built_gemma3_config = transformers.Gemma3Config(
-        text_config=text, mm_tokens_per_image=4, image_token_index=103, **settings
-    )
-    transformers.Gemma3ForConditionalGeneration(built_gemma3_config).save_pretrained(tmp_path)
+    config = transformers.Gemma3Config(text_config=text, mm_tokens_per_image=4, image_token_index=103, **settings)
+    transformers.Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path)
     character_tokenizer(*MORE).save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="trained on texts alone: gxpo knows pictures of llava"):
         loaded = load(str(tmp_path), task="shapes")

@@ -38,8 +38,8 @@ def forest_of(found: list[list[tuple[list[int], bool]]]) -> Forest:
     records = []
 
     def told(name: str, ids: list[int]) -> dict[str, Any]:
-        saved_value, media_at = media.to_record(ids)
-        return {name: saved_value, "media_at": media_at}
+        record, media_at = media.to_record(ids)
+        return {name: record, "media_at": media_at}
 
     for n, pieces in enumerate(found):
         turns: list[dict[str, Any]] = []
@@ -94,11 +94,11 @@ def test_the_tower_runs_once_for_each_picture(family, monkeypatch):
     model = MODELS[family]()
     vision = vision_of(model)
     assert vision is not None
-    seen_refs = []
+    read_refs = []
     features = vision.features
-    monkeypatch.setattr(vision, "features", lambda refs: (seen_refs.extend(refs), features(refs))[1])
+    monkeypatch.setattr(vision, "features", lambda refs: (read_refs.extend(refs), features(refs))[1])
     TorchLearner(model, lr=0.0).outputs(forest_of(episodes(model)))
-    assert len(seen_refs) == len(set(seen_refs)) == 3
+    assert len(read_refs) == len(set(read_refs)) == 3
 
 
 @pytest.mark.parametrize("family", ["smolvlm", "qwen2.5-vl", "qwen3-vl"])

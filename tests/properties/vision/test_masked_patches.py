@@ -54,9 +54,9 @@ def test_cells_are_hidden_whole_and_the_rest_stays():
     forest = forest_of(own_pixels)
     masked = MaskedObservation().masked(forest, tools())
     (cells,) = hidden_cells(masked).values()
-    kept_kron = ~np.kron(cells, np.ones((8, 8), dtype=bool))
+    visible_mask = ~np.kron(cells, np.ones((8, 8), dtype=bool))
     (ref,) = masked.media[0]
-    assert 0 < cells.sum() < 16 and np.array_equal(media.PICTURES.pixels(ref)[kept_kron], own_pixels[kept_kron])
+    assert 0 < cells.sum() < 16 and np.array_equal(media.PICTURES.pixels(ref)[visible_mask], own_pixels[visible_mask])
     text = forest.token < media.FIRST
     assert torch.equal(masked.token[text], forest.token[text])
     assert masked.token[~text].tolist() == list(media.ids(ref, 16))
@@ -65,8 +65,8 @@ def test_cells_are_hidden_whole_and_the_rest_stays():
 def test_what_is_hidden_depends_on_seed_step_and_picture_alone():
     forest = forest_of(pixels(2), pixels(3))
     first = hidden_cells(MaskedObservation().masked(forest, tools()))
-    single_hidden_cells = hidden_cells(MaskedObservation().masked(forest_of(pixels(3)), tools()))
-    assert np.array_equal(first[3], single_hidden_cells[0]) and not np.array_equal(first[0], first[3])
+    cells_alone = hidden_cells(MaskedObservation().masked(forest_of(pixels(3)), tools()))
+    assert np.array_equal(first[3], cells_alone[0]) and not np.array_equal(first[0], first[3])
     for other in (tools(step=2), tools(seed=1)):
         assert not np.array_equal(hidden_cells(MaskedObservation().masked(forest, other))[0], first[0])
 

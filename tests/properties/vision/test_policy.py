@@ -44,15 +44,15 @@ def prompt(vision: Vision, text: str, *refs: str) -> tuple[int, ...]:
 
 def counted_runs(vision: Vision, monkeypatch) -> list[int]:
     """Numbers of pictures that go through the tower, run by run."""
-    seen_records: list[int] = []
+    counts: list[int] = []
     inputs = type(vision.processor).inputs
 
     def counting(self, pictures):
-        seen_records.append(len(pictures))
+        counts.append(len(pictures))
         return inputs(self, pictures)
 
     monkeypatch.setattr(type(vision.processor), "inputs", counting)
-    return seen_records
+    return counts
 
 
 def sampled(engine: TorchEngine, prompts: list[tuple[int, ...]], n: int = 4, length: int = 6) -> Forest:
@@ -99,12 +99,12 @@ def test_a_picture_runs_through_the_tower_once_a_group(monkeypatch):
     model = tiny_vision_model()
     vision = vision_of(model)
     a, b = picture(4), picture(5)
-    seen_counted_runs = counted_runs(vision, monkeypatch)
+    runs_of_tower = counted_runs(vision, monkeypatch)
     forest = sampled(TorchEngine(model, TOKENIZER), [prompt(vision, "row?", a), prompt(vision, "column?", a, b)], n=8)
-    assert seen_counted_runs == [2], "one run of the tower, for the two pictures of sixteen samples"
-    seen_counted_runs.clear()
+    assert runs_of_tower == [2], "one run of the tower, for the two pictures of sixteen samples"
+    runs_of_tower.clear()
     TorchLearner(model, lr=0.0).outputs(forest)
-    assert seen_counted_runs == [2]
+    assert runs_of_tower == [2]
 
 
 def test_a_frozen_tower_stays_as_it_is_and_the_text_model_learns():

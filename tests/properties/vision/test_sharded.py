@@ -52,8 +52,8 @@ def test_a_killed_run_of_two_processes_is_resumed_bit_for_bit(tmp_path: Path) ->
     keys = {**KEYS, "learner.tokens_per_microbatch": 64}
 
     def command(doing: str, name: str, backend: str = "fsdp") -> list[object]:
-        given_repr = repr({**keys, "cluster.backend": backend})
-        return [tmp_path / "script.py", doing, name, "parity.py:parity", given_repr]
+        keys_text = repr({**keys, "cluster.backend": backend})
+        return [tmp_path / "script.py", doing, name, "parity.py:parity", keys_text]
 
     def run(doing: str, name: str, kill_at: int = -1) -> int:
         return started.ranks(2, command(doing, name), cwd=tmp_path, KILL_AT=str(kill_at)).returncode

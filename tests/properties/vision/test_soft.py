@@ -27,10 +27,10 @@ def test_soft_steps_behind_a_picture(family, kernels):
     sampling = SoftSampling(max_new_tokens=6, soft_top_k=4, soft_top_p=0.99, mixing_temperature=0.5, closing="e")
     keys = tuple(StreamKey(seed=0, step=0, task="t", attempt=i) for i in range(4))
     (actual,) = engine.sample([Request(prompt=tuple(prompt), streams=keys)], sampling)
-    saved_value, media_at = media.to_record(prompt)
+    record, media_at = media.to_record(prompt)
     forest = Forest.from_records(
         {
-            "schema": SCHEMA, "id": str(i), "group": "g", "prompt": saved_value, "media_at": media_at, "reward": 0.0,
+            "schema": SCHEMA, "id": str(i), "group": "g", "prompt": record, "media_at": media_at, "reward": 0.0,
             "turns": [{"action": list(c.tokens)}],
         }
         for i, c in enumerate(actual)

@@ -133,8 +133,8 @@ def test_a_template_of_strings_has_the_mark_in_the_string():
     chat = chat_of("strings")
     assert chat.template.picture == ""
     talk = chat.start([{"role": "user", "content": parts("the cat ", 0, " sat")}])
-    saved_decode = chat.tokens.decode_after([t for t in talk.context if not media.is_row(t)])
-    assert saved_decode == "<|im_start|>user\nthe cat  sat<|im_end|>\n<|im_start|>assistant\n"
+    context_text = chat.tokens.decode_after([t for t in talk.context if not media.is_row(t)])
+    assert context_text == "<|im_start|>user\nthe cat  sat<|im_end|>\n<|im_start|>assistant\n"
     assert media.refs_in(talk.context) == (picture(0),)
 
 

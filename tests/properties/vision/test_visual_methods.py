@@ -125,11 +125,11 @@ def test_mobile_r1_pays_single_actions_and_then_episodes(tmp_path, monkeypatch):
 
     keys = {"tasks.options": options, "env.max_turns": 2, "env.context": "window", "trainer.rollouts_every": 1}
     run = two_steps("mobile_r1", "buttons", say, tmp_path / "run", monkeypatch, **keys)
-    single, full_value = steps_of(run)
+    actions, episodes = steps_of(run)
     # [it leads where the expert's click leads] + [it could be read]
-    assert [r["reward"] for r in single] == [2.0, 1.0, 0.0, 1.0] * 2 and {len(r["turns"]) for r in single} == {1}
-    assert [r["reward"] for r in full_value] == [1.0, 0.0, 0.0, 0.0] * 2
-    assert [len(r["turns"]) for r in full_value] == [1, 2, 2, 1] * 2  # a click on OK ends an episode, others go on
+    assert [r["reward"] for r in actions] == [2.0, 1.0, 0.0, 1.0] * 2 and {len(r["turns"]) for r in actions} == {1}
+    assert [r["reward"] for r in episodes] == [1.0, 0.0, 0.0, 0.0] * 2
+    assert [len(r["turns"]) for r in episodes] == [1, 2, 2, 1] * 2  # a click on OK ends an episode, others go on
     assert moved(run) and [r["phase"] for r in run.metrics] == [1, 2]
 
 

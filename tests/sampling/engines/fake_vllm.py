@@ -76,15 +76,15 @@ class Eyes:
         for name in prompt["multi_modal_uuids"]["image"]:
             if self.named.setdefault(name, self.loads) != self.loads:
                 raise RuntimeError(f"rows of {name} are of old weights")
-        given_processors = [
+        processors = [
             dict(self.processor(images=[np.asarray(i)], return_tensors="pt", input_data_format="channels_last"))
             for i in images
         ]
-        out, left = [], list(given_processors)
+        out, left = [], list(processors)
         for token in ids:
             out += self._rows(left.pop(0)) if token == self.id else [token]
         several = self.kind == "smolvlm"  # the pictures of one text
-        extra = {name: torch.cat([x[name] for x in given_processors], int(several)) for name in given_processors[0]}
+        extra = {name: torch.cat([x[name] for x in processors], int(several)) for name in processors[0]}
         return out, extra
 
     def _rows(self, given: dict[str, Any]) -> list[int]:

@@ -74,8 +74,8 @@ def test_a_flows_samples_do_not_depend_on_the_batch():
     small = FlowEngine(engine.model, batch_rows=2).sample(requests[::-1], NOISY)[::-1]
     for request, group, others in zip(requests, together, small, strict=True):
         for stream, a, b in zip(request.streams, group, others, strict=True):
-            single_value = one(engine, Request(request.prompt, (stream,)))
-            for x in (b, single_value):
+            completion_alone = one(engine, Request(request.prompt, (stream,)))
+            for x in (b, completion_alone):
                 assert x.extras["latent"] == pytest.approx(a.extras["latent"], abs=1e-12)
                 assert x.logprobs == pytest.approx(a.logprobs, abs=1e-12)
 
@@ -92,11 +92,11 @@ def test_the_ode_draws_the_initial_noise_alone():
 @pytest.mark.parametrize("kept", [1, 2, 4])
 def test_a_sample_goes_on_from_any_latent(kept):
     engine = FlowEngine(small_flow())
-    full_value = one(engine, Request((10,), (key(0),)), ODE)
-    rest = one(engine, continued(full_value, kept), ODE)
-    assert rest.extras["latent"] == pytest.approx(full_value.extras["latent"][kept:], abs=1e-12)
-    assert rest.extras["time"].tolist() == full_value.extras["time"][kept:].tolist() and rest.finish == "stop"
-    step = one(engine, continued(full_value, kept), dataclasses.replace(NOISY, max_new_tokens=1))
+    completion = one(engine, Request((10,), (key(0),)), ODE)
+    rest = one(engine, continued(completion, kept), ODE)
+    assert rest.extras["latent"] == pytest.approx(completion.extras["latent"][kept:], abs=1e-12)
+    assert rest.extras["time"].tolist() == completion.extras["time"][kept:].tolist() and rest.finish == "stop"
+    step = one(engine, continued(completion, kept), dataclasses.replace(NOISY, max_new_tokens=1))
     assert len(step.tokens) == 1 and step.finish == ("stop" if kept == 4 else "length")
 
 
@@ -105,17 +105,17 @@ def test_starts_of_different_length_go_together():
     full_value = one(engine, Request((10,), (key(0),)), ODE)
     requests = [continued(full_value, 3), Request((10,), (key(1),)), continued(full_value, 1)]
     for request, [actual] in zip(requests, engine.sample(requests, NOISY), strict=True):
-        single_value = one(engine, request)
+        completion = one(engine, request)
         assert len(actual.tokens) == 5 - (len(request.prompt) - 1)
-        assert actual.extras["latent"] == pytest.approx(single_value.extras["latent"], abs=1e-12)
+        assert actual.extras["latent"] == pytest.approx(completion.extras["latent"], abs=1e-12)
 
 
 def test_max_new_tokens_cuts():
     engine = FlowEngine(small_flow())
     cut = one(engine, Request((10,), (key(0),)), dataclasses.replace(NOISY, max_new_tokens=3))
-    full_value = one(engine, Request((10,), (key(0),)))
+    completion = one(engine, Request((10,), (key(0),)))
     assert (len(cut.tokens), cut.finish) == (3, "length")
-    assert (cut.extras["latent"] == full_value.extras["latent"][:3]).all()
+    assert (cut.extras["latent"] == completion.extras["latent"][:3]).all()
 
 
 def test_gaussians_are_standard_normal_and_finite_at_the_ends():

@@ -44,8 +44,8 @@ def no_pauses(monkeypatch):
 def servers(n, **settings):
     """Addresses and settings of `n` servers with equal models of their own."""
     with ExitStack() as stack:
-        built_values = [stack.enter_context(served(**settings)) for _ in range(n)]
-        yield [url for url, _ in built_values], [how for _, how in built_values]
+        pairs = [stack.enter_context(served(**settings)) for _ in range(n)]
+        yield [url for url, _ in pairs], [how for _, how in pairs]
 
 
 @contextmanager
@@ -81,14 +81,14 @@ def test_the_turns_of_an_episode_go_to_one_server():
     with servers(2) as (urls, hows), engine_on(urls) as engine:
         for step in range(3):
             engine.sample(requests(step=step, keep=True), SHORT)
-        seen_prompts = [{(*body["prompt"], body["seed"]) for body in sampled(how)} for how in hows]
+        prompts_by_server = [{(*body["prompt"], body["seed"]) for body in sampled(how)} for how in hows]
         homes = {name: replica.url for name, replica in engine.pool._homes.items()}
         assert len(homes) == 8 and set(homes.values()) == set(urls)
         engine.sample(requests(step=3, keep=True), SHORT)
         assert {name: replica.url for name, replica in engine.pool._homes.items()} == homes
         engine.release(["0/0"])
         assert "0/0" not in engine.pool._homes
-    assert not seen_prompts[0] & seen_prompts[1]
+    assert not prompts_by_server[0] & prompts_by_server[1]
 
 
 def test_a_server_has_no_more_requests_under_way_than_allowed():
@@ -230,14 +230,14 @@ def test_servers_with_different_models():
 def updated(n, tmp_path, learner, **settings):
     """`n` servers that load weights, an engine that publishes the learner's to them, and the settings of each."""
     with ExitStack() as stack:
-        built_values = []
+        pairs = []
         for i in range(n):
             model = llama(seed=10 + i)
-            built_values.append(stack.enter_context(served(model=model, loader=Loader(model))))
-        urls = [url for url, _ in built_values]
+            pairs.append(stack.enter_context(served(model=model, loader=Loader(model))))
+        urls = [url for url, _ in pairs]
         yield (
             stack.enter_context(engine_on(urls, learner=learner, weights=str(tmp_path), **settings)),
-            [how for _, how in built_values],
+            [how for _, how in pairs],
         )
 
 
@@ -279,17 +279,15 @@ def test_weights_are_published_to_all_servers_with_a_stamp(tmp_path):
 
 @pytest.mark.slow
 def test_no_server_samples_before_it_has_the_weights(tmp_path):
-    learner, seen_records = llama(seed=1), []
+    learner, records = llama(seed=1), []
     with updated(2, tmp_path, learner) as (engine, hows):
         for how in hows:
-            how.before_answer = lambda body, how=how: seen_records.append(
-                how.loader.gxpo_stamp == body.get("cache_salt")
-            )
+            how.before_answer = lambda body, how=how: records.append(how.loader.gxpo_stamp == body.get("cache_salt"))
         for step in range(3):
             moved(learner, step)
             engine.policy_version = step
             engine.sample(requests(step=step), SHORT)
-    with_salt = [x for x in seen_records if x]
+    with_salt = [x for x in records if x]
     assert len(with_salt) == 24  # the probes carry none
 
 
@@ -345,12 +343,12 @@ def test_weights_of_runs_that_were_killed_are_removed(tmp_path):
     left = {path.name for path in tmp_path.iterdir()}
     assert len(left) == 2
     going_on = WeightFiles(learner, str(tmp_path))
-    held_write = going_on.write(1)
+    publication = going_on.write(1)
     other = WeightFiles(learner, str(tmp_path))
     assert {p.name for p in tmp_path.iterdir()} == {"gxpo-weights-mine", going_on.folder.name, other.folder.name}
-    going_on.keep_only(held_write)
+    going_on.keep_only(publication)
     WeightFiles(learner, str(tmp_path)).close()
-    assert held_write.path.is_file()
+    assert publication.path.is_file()
     going_on.close()
     other.close()
     assert [p.name for p in tmp_path.iterdir()] == ["gxpo-weights-mine"]
@@ -360,12 +358,12 @@ def test_a_file_with_wrong_checksums_changes_no_server(tmp_path):
     model = llama(seed=4)
     loader = Loader(model)
     before = [p.detach().clone() for p in model.parameters()]
-    built_write = WeightFiles(llama(seed=5), str(tmp_path)).write(1)
-    name = next(iter(built_write.sums))
-    text = loader.gxpo_load(replace(built_write, sums={**built_write.sums, name: built_write.sums[name] + 1}).message)
+    publication = WeightFiles(llama(seed=5), str(tmp_path)).write(1)
+    name = next(iter(publication.sums))
+    text = loader.gxpo_load(replace(publication, sums={**publication.sums, name: publication.sums[name] + 1}).message)
     assert text["wrong"] == [name] and text["stamp"] is None
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert loader.gxpo_load(built_write.message)["stamp"] == built_write.stamp
+    assert loader.gxpo_load(publication.message)["stamp"] == publication.stamp
     assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True) if a.dim() > 1)
 
 

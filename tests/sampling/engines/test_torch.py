@@ -69,10 +69,8 @@ def test_tokens_follow_the_key_and_not_the_batch():
     sampling = Sampling(max_new_tokens=10)
     engine = TorchEngine(llama())
     together = engine.sample(requests(4), sampling)
-    single_torch_engines = [TorchEngine(llama(), batch_rows=1).sample([r], sampling)[0] for r in reversed(requests(4))][
-        ::-1
-    ]
-    assert [[c.tokens for c in a] for a in together] == [[c.tokens for c in a] for a in single_torch_engines]
+    apart = [TorchEngine(llama(), batch_rows=1).sample([r], sampling)[0] for r in reversed(requests(4))][::-1]
+    assert [[c.tokens for c in a] for a in together] == [[c.tokens for c in a] for a in apart]
     assert together[0][0].tokens != engine.sample(requests(4, seed=1), sampling)[0][0].tokens
 
 

@@ -38,9 +38,9 @@ def requests(samples=2, seed=0):
 
 @pytest.fixture(scope="module")
 def engine():
-    built_vllm_engine = VllmEngine(llama(tie_word_embeddings=True), letters(), program=REAL)
-    yield built_vllm_engine
-    built_vllm_engine.close()
+    engine = VllmEngine(llama(tie_word_embeddings=True), letters(), program=REAL)
+    yield engine
+    engine.close()
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_a_call_without_requests_or_streams_is_empty(engine):
 
 
 # ---------------------------------------------------------------- processes that do wrong
-def wrong(fault, model=None, **named):
+def faulty_engine(fault, model=None, **named):
     """An engine of `model` over a process with one fault, which otherwise computes what a plain Llama does."""
     model = model or llama()
     ids = torch.tensor([[(i * 7919 + 13) % 31 for i in range(PROBE)]])
@@ -142,12 +142,12 @@ def wrong(fault, model=None, **named):
 
 
 def test_a_correct_process_is_accepted():
-    built_value = wrong("none")
+    engine = faulty_engine("none")
     try:
-        assert [c.tokens for group in built_value.sample(requests(), SHORT) for c in group] == [[1]] * 6
-        assert built_value.prefilled_tokens == 6 and built_value.reused_tokens == 0
+        assert [c.tokens for group in engine.sample(requests(), SHORT) for c in group] == [[1]] * 6
+        assert engine.prefilled_tokens == 6 and engine.reused_tokens == 0
     finally:
-        built_value.close()
+        engine.close()
 
 
 def test_a_different_network_is_found_before_the_first_sample():
@@ -158,7 +158,7 @@ def test_a_different_network_is_found_before_the_first_sample():
         ahead.lm_head.weight.mul_(1.3)
     for model in (turned, ahead):
         with pytest.raises(ModelError, match=r"computes something else .* does not load all of LlamaForCausalLM"):
-            wrong("none", model)
+            faulty_engine("none", model)
 
 
 @pytest.mark.parametrize(
@@ -170,14 +170,14 @@ def test_a_different_network_is_found_before_the_first_sample():
     ],
 )
 def test_an_update_that_did_not_arrive_is_an_error(fault, words):
-    built_value = wrong(fault)
+    engine = faulty_engine(fault)
     try:
-        built_value.sample(requests(), SHORT)
-        built_value.policy_version = 1
+        engine.sample(requests(), SHORT)
+        engine.policy_version = 1
         with pytest.raises(ModelError, match=words):
-            built_value.sample(requests(), SHORT)
+            engine.sample(requests(), SHORT)
     finally:
-        built_value.close()
+        engine.close()
 
 
 @pytest.mark.parametrize(
@@ -193,13 +193,13 @@ def test_an_update_that_did_not_arrive_is_an_error(fault, words):
     ],
 )
 def test_failures_are_one_line_errors(fault, words):
-    built_value = wrong(fault)
+    engine = faulty_engine(fault)
     try:
         with pytest.raises(ModelError, match=words) as caught:
-            built_value.sample(requests(), SHORT)
+            engine.sample(requests(), SHORT)
         assert "\n" not in str(caught.value)
     finally:
-        built_value.close()
+        engine.close()
 
 
 @pytest.mark.parametrize("updated", some([False, True], [True]))
@@ -208,27 +208,27 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(updated):
     messages, model = [], llama(seed=3)
     with (
         started.forking(vllm_process),
-        contextlib.closing(VllmEngine(model, letters(), program=REAL, notify=messages.append)) as built_closing,
+        contextlib.closing(VllmEngine(model, letters(), program=REAL, notify=messages.append)) as engine,
     ):
-        calm = built_closing.sample(requests(), SHORT)
+        calm = engine.sample(requests(), SHORT)
         if updated:
-            built_closing.policy_version = 1
+            engine.policy_version = 1
             with torch.no_grad():
                 for p in model.parameters():
                     p.mul_(1.1)
-            calm = built_closing.sample(requests(), SHORT)
-        first = built_closing.process.pid
+            calm = engine.sample(requests(), SHORT)
+        first = engine.process.pid
         os.kill(first, signal.SIGKILL)
-        assert built_closing.sample(requests(), SHORT) == calm and built_closing.process.pid != first
-        ask = built_closing.process.ask
+        assert engine.sample(requests(), SHORT) == calm and engine.process.pid != first
+        ask = engine.process.ask
 
         def killed(header, *rest, **named):
             if header["do"] == "sample":
-                os.kill(built_closing.process.pid, signal.SIGKILL)
+                os.kill(engine.process.pid, signal.SIGKILL)
             return ask(header, *rest, **named)
 
-        built_closing.process.ask = killed
-        assert built_closing.sample(requests(), SHORT) == calm
+        engine.process.ask = killed
+        assert engine.sample(requests(), SHORT) == calm
         assert [line for line in messages if "signal SIGKILL: starting another" in line] == messages[2:] and len(
             messages
         ) == 4
@@ -236,18 +236,18 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(updated):
 
 def test_a_failed_or_slow_start_leaves_nothing_running():
     with pytest.raises(ModelError, match="exit code 3; a library is missing"):
-        wrong("dies")
+        faulty_engine("dies")
     with pytest.raises(ModelError, match=r"did not answer 'start' within 0.5 s"):
-        wrong("slow", starting=0.5)
+        faulty_engine("slow", starting=0.5)
     with pytest.raises(ModelError, match="/no/such/python can't be run"):
-        wrong("none", python="/no/such/python")
+        faulty_engine("none", python="/no/such/python")
 
 
 def test_closing_ends_the_process_and_leaves_no_file():
     before = set(Path("/dev/shm").glob("gxpo-weights-*")) if Path("/dev/shm").exists() else set()
-    built_value = wrong("none")
-    process = built_value.process.pid
-    built_value.close()
+    engine = faulty_engine("none")
+    process = engine.process.pid
+    engine.close()
     for _ in range(100):
         if not Path(f"/proc/{process}").exists():
             break
@@ -256,7 +256,7 @@ def test_closing_ends_the_process_and_leaves_no_file():
         os.kill(process, 0)
     assert not Path("/dev/shm").exists() or set(Path("/dev/shm").glob("gxpo-weights-*")) <= before
     with pytest.raises(ModelError, match="was closed"):
-        built_value.sample(requests(), SHORT)
+        engine.sample(requests(), SHORT)
 
 
 def test_options_that_gxpo_must_set_are_refused():

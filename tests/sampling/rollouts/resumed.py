@@ -33,15 +33,15 @@ def check_resumed(method: str, tmp_path: Path, remembered: str, **keys: Any) -> 
         "sampling.max_new_tokens": 4, "eval.tasks": 1, "eval.every": 0, "trainer.checkpoint_every": 1,
         "trainer.keep_checkpoints": 9, "trainer.rollouts_every": 1, "learner.tokens_per_microbatch": 1024, **keys,
     }  # fmt: skip
-    full_path, cut = tmp_path / "whole", tmp_path / "cut"
-    gxpo.train("tiny:cold", str(tmp_path / "pool.jsonl"), method, 5, parity, out=full_path, set=settings)
-    shutil.copytree(full_path, cut)  # what a run killed after step 3 and before its checkpoint leaves behind
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    gxpo.train("tiny:cold", str(tmp_path / "pool.jsonl"), method, 5, parity, out=whole, set=settings)
+    shutil.copytree(whole, cut)  # what a run killed after step 3 and before its checkpoint leaves behind
     for step in (3, 4, 5):
         shutil.rmtree(next((cut / "checkpoints").glob(f"step-*{step}")))
     state = (next((cut / "checkpoints").glob("step-*2")) / "state.json").read_text()
     assert remembered in state
     gxpo.resume(cut, reward=parity)
-    assert lines(cut) == lines(full_path) and len(lines(full_path)) == 5
-    saved_cuts = [(run / "rollouts" / "step-000005.jsonl").read_text() for run in (full_path, cut)]
-    assert saved_cuts[0] == saved_cuts[1]
-    return lines(full_path)
+    assert lines(cut) == lines(whole) and len(lines(whole)) == 5
+    rollout_texts = [(run / "rollouts" / "step-000005.jsonl").read_text() for run in (whole, cut)]
+    assert rollout_texts[0] == rollout_texts[1]
+    return lines(whole)

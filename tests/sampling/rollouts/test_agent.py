@@ -61,8 +61,8 @@ def test_recorded_log_probs_are_the_learners(temperature):
 
 def test_tool_conversation_contexts_keep_the_sampled_ids():
     says = {1: CALL, 2: "two"}
-    forest, built_value = grown(two_turns, TASKS[:1], 1, say=lambda read, key: says.get(read.count("assistant"), "x"))
-    requests = built_value.engine.requests
+    forest, session = grown(two_turns, TASKS[:1], 1, say=lambda read, key: says.get(read.count("assistant"), "x"))
+    requests = session.engine.requests
     first = [*requests[0].prompt, *TOKENIZER(CALL, add_special_tokens=False).input_ids, END]
     assert requests[1].prompt[: len(first)] == tuple(first)
     display = TOKENIZER.decode(list(requests[1].prompt))
@@ -75,9 +75,9 @@ def test_tool_conversation_contexts_keep_the_sampled_ids():
         ("one/0/0",),
         ("one/0/0",),
         ("one/0/1",),
-    ] and "one/0/1" in built_value.engine.released
+    ] and "one/0/1" in session.engine.released
     assert forest.info[0]["agent"] == {"end": "done", "contexts": 2, "overridden": 0}
-    assert built_value.budget.rollouts == 1
+    assert session.budget.rollouts == 1
 
 
 @pytest.mark.slow
@@ -305,17 +305,17 @@ def jittery(attempt, base_url, api_key):
 
 
 def test_episodes_are_sampled_together_whatever_the_clock_says():
-    _, built_value = grown(jittery, group_size=3)
-    assert [len(batch) for batch in built_value.engine.batches] == [6, 6, 6]
+    _, session = grown(jittery, group_size=3)
+    assert [len(batch) for batch in session.engine.batches] == [6, 6, 6]
     names = [("one", 0), ("one", 1), ("one", 2), ("two", 0), ("two", 1), ("two", 2)]
-    assert [[(k.task, k.attempt) for k in batch] for batch in built_value.engine.batches] == [names] * 3
-    assert len({k for batch in built_value.engine.batches for k in batch}) == 18
+    assert [[(k.task, k.attempt) for k in batch] for batch in session.engine.batches] == [names] * 3
+    assert len({k for batch in session.engine.batches for k in batch}) == 18
 
 
 def test_cohorts_are_sampled_apart_whatever_the_clock_says():
     """Six episodes in two cohorts, three under way at once: two places for the first cohort and one for the second."""
-    _, built_value = grown(jittery, group_size=3, cohorts=2, concurrency=3)
-    numbers = [[3 * (k.task == "two") + k.attempt for k in batch] for batch in built_value.engine.batches]
+    _, session = grown(jittery, group_size=3, cohorts=2, concurrency=3)
+    numbers = [[3 * (k.task == "two") + k.attempt for k in batch] for batch in session.engine.batches]
     assert [n for n in numbers if n[0] % 2 == 0] == [[0, 2]] * 3 + [[4]] * 3
     assert [n for n in numbers if n[0] % 2 == 1] == [[1]] * 3 + [[3]] * 3 + [[5]] * 3
 
@@ -332,17 +332,17 @@ def test_one_cohort_is_sampled_while_tools_of_the_other_work():
         has_ended.set()
         return 1.0
 
-    forest, built_value = grown(run, TASKS[:1], cohorts=2)
-    assert forest.outcome.tolist() == [1.0, 1.0] and len(built_value.engine.batches) == 6
+    forest, session = grown(run, TASKS[:1], cohorts=2)
+    assert forest.outcome.tolist() == [1.0, 1.0] and len(session.engine.batches) == 6
 
 
 @pytest.mark.slow
 def test_equal_runs_match_in_bits_and_other_batchings_in_tokens():
-    full_value, again = (grown(jittery, model=model(), sampling=Sampling(max_new_tokens=6))[0] for _ in range(2))
-    assert full_value.to_records() == again.to_records()
+    forest, again = (grown(jittery, model=model(), sampling=Sampling(max_new_tokens=6))[0] for _ in range(2))
+    assert forest.to_records() == again.to_records()
     apart, _ = grown(jittery, model=model(), sampling=Sampling(max_new_tokens=6), patience=0.0, concurrency=1)
-    assert apart.token.tolist() == full_value.token.tolist()
-    assert torch.allclose(apart.path_behaviour_logprob, full_value.path_behaviour_logprob, rtol=0, atol=1e-5)
+    assert apart.token.tolist() == forest.token.tolist()
+    assert torch.allclose(apart.path_behaviour_logprob, forest.path_behaviour_logprob, rtol=0, atol=1e-5)
 
 
 def test_concurrent_calls_of_an_agent_are_reproducible():
@@ -482,17 +482,17 @@ def test_a_command_that_hangs_is_ended_with_its_children(command, tmp_path):
 def test_mistakes_are_found_before_the_run(run, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("value = 1\ndef asks(client): ...\ndef run(base_url, api_key): ...\n")
-    given_settings = {"model": "tiny:cold", "task": "arithmetic", "rollout": "agent", "rollout.run": run}
+    settings = {"model": "tiny:cold", "task": "arithmetic", "rollout": "agent", "rollout.run": run}
     with pytest.raises(ConfigError, match=says):
-        resolved = config.resolve({k: config.Stated(v, "test") for k, v in given_settings.items()})
+        resolved = config.resolve({k: config.Stated(v, "test") for k, v in settings.items()})
         resolved.method.rollout.check_sampling(Sampling())
 
 
 def test_an_evaluation_is_the_agents(tmp_path):
-    seen_evaluations = []
+    evaluations = []
 
     def run(base_url, api_key, evaluation):
-        seen_evaluations.append(evaluation)
+        evaluations.append(evaluation)
         once(base_url, api_key)
         return True
 
@@ -500,7 +500,5 @@ def test_an_evaluation_is_the_agents(tmp_path):
     small = {"tasks.per_step": 1, "sampling.max_new_tokens": 2, "eval.tasks": 3, "eval.samples": 2}
     done = gxpo.train("tiny:cold", "arithmetic", method, steps=1, out=tmp_path / "run", set=small)
     assert (
-        done.evaluations[0]["eval_accuracy"] == 1.0
-        and seen_evaluations.count(True) == 12
-        and seen_evaluations.count(False) == 2
+        done.evaluations[0]["eval_accuracy"] == 1.0 and evaluations.count(True) == 12 and evaluations.count(False) == 2
     )

@@ -103,8 +103,8 @@ def test_what_is_grown_depends_on_nothing_else_in_the_batch(model, steps, which)
     together = session(model, steps)
     both = kinds(PARTS[which].grow(tasks_of(together), together))
     for seed in (0, 1, 2):
-        single_session = session(model, steps)
-        own_kinds = kinds(PARTS[which].grow(tasks_of(single_session, (seed,)), single_session))
+        session_of_model = session(model, steps)
+        own_kinds = kinds(PARTS[which].grow(tasks_of(session_of_model, (seed,)), session_of_model))
         assert own_kinds == {name: kind for name, kind in both.items() if f"steps/{seed}/" in name}
     assert len(set(together.streams)) == len(together.streams)
 

@@ -84,8 +84,8 @@ def test_a_reply_names_a_step_or_accepts() -> None:
 def test_suffix_is_regenerated_after_the_steps_before_the_flaw() -> None:
     session = GrowingSession(policy("good,bad,end"), judge)
     forest = CutAndRegenerate(group_size=2, template=ASK).grow(tasks("a"), session)
-    asked_values = [[session.decode(r.prompt) for r in requests] for requests, _ in session.calls]
-    assert asked_values == [["a?"], ["a?<1. good,\n2. bad,\n3. end>"] * 2, ["a?good,"] * 2]
+    contexts = [[session.decode(r.prompt) for r in requests] for requests, _ in session.calls]
+    assert contexts == [["a?"], ["a?<1. good,\n2. bad,\n3. end>"] * 2, ["a?good,"] * 2]
     answer, refiner = forest.action(0), forest.action(1)
     assert session.decode(answer) == "good,ok" and session.decode(refiner) == "2"
     assert forest.group == ["s60/a"] * 2 and forest.id == ["s60/a/0", "s60/a/1"]
@@ -277,14 +277,14 @@ class Written:
 @pytest.mark.parametrize("layout", ["packed", "flat"])
 def test_model_reads_each_authors_tokens_in_the_authors_context(layout: str) -> None:
     """Actor, before and after the cut, and refiner: on policy each log-prob is the sampler's; the gradient by loops."""
-    saved_value = Written()
+    reader = Written()
 
     def say(context: str, stream: StreamKey) -> str:
         return policy("good,bad,end", "ok" if stream.attempt else "no", verdicts="23")(context, stream)
 
-    session = GrowingSession(say, judge, logprob=saved_value)
+    session = GrowingSession(say, judge, logprob=reader)
     forest = CutAndRegenerate(group_size=2, revisions=2, template=ASK).grow(tasks("a"), session)
-    learner = TorchLearner(saved_value.model, lr=1e-3, weight_decay=0.0, layout=layout)
+    learner = TorchLearner(reader.model, lr=1e-3, weight_decay=0.0, layout=layout)
     assert float((learner.outputs(forest)["logprob"] - forest.path_behaviour_logprob).abs().max()) < 1e-10
     method = gxpo.method("search_r2")
     credit = method.advantages(forest)
@@ -298,11 +298,11 @@ def test_model_reads_each_authors_tokens_in_the_authors_context(layout: str) -> 
     for record, sign in zip(forest.to_records(share=False), (-1, 1), strict=True):
         contexts = [record["prompt"], *(t["context"] for t in record["turns"][1:])]
         pieces = [(c, t["action"], t["logprob"]) for c, t in zip(contexts, record["turns"], strict=True)]
-        log_rho = torch.cat([saved_value.logprob(c, a) - torch.tensor(p, dtype=torch.float64) for c, a, p in pieces])
+        log_rho = torch.cat([reader.logprob(c, a) - torch.tensor(p, dtype=torch.float64) for c, a, p in pieces])
         rows.append(-(log_rho.exp() * sign * 0.5 / (math.sqrt(0.5) + 1e-6)).mean())
-    listed_parameters = dict(saved_value.model.named_parameters())
-    want = torch.autograd.grad(torch.stack(rows).mean(), list(listed_parameters.values()))
-    for name, g in zip(listed_parameters, want, strict=True):
+    parameters = dict(reader.model.named_parameters())
+    want = torch.autograd.grad(torch.stack(rows).mean(), list(parameters.values()))
+    for name, g in zip(parameters, want, strict=True):
         assert float((actual[name] - g).abs().max()) < 1e-10, name
 
 

@@ -108,11 +108,11 @@ def test_large_advantages_come_back_every_fifth_step() -> None:
     actual = forests[4]
     # three groups of one right in five: 0.8 / sqrt(0.2) = 1.788854, the others -0.447214; the fourth was all right
     credit = [round(a, 5) for a in advantages(eframe(), actual)]
-    drawn_values = [r for r in range(actual.n_trajectories) if actual.origin[r] == "replay" and actual.weight[r] > 0]
-    assert [credit[r] for r in drawn_values] == [1.78885] * 3
-    assert [actual.id[r] for r in drawn_values] == [f"s{s}/a/0/again" for s in (1, 2, 3)]
+    replayed_rows = [r for r in range(actual.n_trajectories) if actual.origin[r] == "replay" and actual.weight[r] > 0]
+    assert [credit[r] for r in replayed_rows] == [1.78885] * 3
+    assert [actual.id[r] for r in replayed_rows] == [f"s{s}/a/0/again" for s in (1, 2, 3)]
     assert [actual.trainable[actual.path_token[actual.path_of(r)]].all().item() for r in range(5, 20)] == [
-        r in drawn_values for r in range(5, 20)
+        r in replayed_rows for r in range(5, 20)
     ]
     scarce = GroupReplay(5, choice="largest", least=1.0, fill=0.4, every=5)
     for step in range(1, 6):
@@ -318,12 +318,12 @@ def test_a_run_resumed_from_the_middle_is_the_run_never_stopped(
              lambda: TaskTemperature(2, when="uniform", step=0.3, most=2.0)], ids=["hotter", "task"],
 )  # fmt: skip
 def test_log_probs_of_hot_episodes_equal_the_learners(part: Any) -> None:
-    built_part, heats = part(), set()
+    rollout, heats = part(), set()
     with EnvPool(source(ENV), workers=0) as envs:
         for step in (1, 2):
             now = world_session(envs, rules=EpisodeRules(3), sampling=Sampling(max_new_tokens=1), step=step)
-            forest = now.score(built_part.grow(world_tasks(now, 2), now))
-            built_part.observe(forest)
+            forest = now.score(rollout.grow(world_tasks(now, 2), now))
+            rollout.observe(forest)
             heats |= {s["temperature"] for s in forest.sampling}
             actual = TorchLearner(now.engine.model, lr=1e-3).outputs(forest, ("logprob",))["logprob"]
             assert torch.allclose(actual, forest.path_behaviour_logprob, rtol=0, atol=1e-9)

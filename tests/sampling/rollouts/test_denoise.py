@@ -46,9 +46,9 @@ def test_a_sample_is_one_action_with_a_segment_for_each_step():
 
 
 def test_attempts_depend_on_their_name_alone():
-    full_value, single_value = grown(Denoise(3)), grown(Denoise(2), [TASKS[1]])
+    all_tasks, second_task = grown(Denoise(3)), grown(Denoise(2), [TASKS[1]])
     for r in range(2):
-        assert torch.allclose(latents(single_value, r), latents(full_value, 3 + r), atol=1e-12)
+        assert torch.allclose(latents(second_task, r), latents(all_tasks, 3 + r), atol=1e-12)
     twice = grown(Denoise(1), [TASKS[0], TASKS[0]])
     assert twice.group == ["s3/points/10", "s3/points/10#1"]
     assert float((latents(twice, 0) - latents(twice, 1)).abs().min()) > 1e-6
@@ -111,9 +111,9 @@ def test_branches_of_one_step_are_compared_in_one_column():
 
 
 def test_a_tree_does_not_depend_on_what_else_is_grown():
-    single_value = grown(DenoiseTree(seeds=1, branches=2), [TASKS[2]])
-    for r, name in enumerate(single_value.id):
-        assert torch.allclose(latents(single_value, r), latents(TREE, TREE.id.index(name)), atol=1e-12)
+    third_task = grown(DenoiseTree(seeds=1, branches=2), [TASKS[2]])
+    for r, name in enumerate(third_task.id):
+        assert torch.allclose(latents(third_task, r), latents(TREE, TREE.id.index(name)), atol=1e-12)
 
 
 def test_what_a_tree_costs():
@@ -155,9 +155,9 @@ def test_held_out_tasks_are_sampled_without_branches():
 
 
 def test_settings_that_cannot_be():
-    for built_function in (lambda: Denoise(0), lambda: DenoiseTree(seeds=0), lambda: DenoiseTree(branches=0)):
+    for make in (lambda: Denoise(0), lambda: DenoiseTree(seeds=0), lambda: DenoiseTree(branches=0)):
         with pytest.raises(ConfigError, match="it is 1 or more"):
-            built_function()
+            make()
     with pytest.raises(ConfigError, match="temperature"):
         DenoiseTree().grow(TASKS, FlowSession(temperature=0.0))
     with pytest.raises(ConfigError, match="max_new_tokens=4 is too few"):

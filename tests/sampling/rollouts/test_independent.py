@@ -44,9 +44,9 @@ def test_every_attempt_has_its_own_reproducible_stream() -> None:
     assert first.streams == second.streams
     assert len(set(first.streams)) == 9
     assert first.streams[4] == StreamKey(seed=5, step=3, task="b", attempt=1)
-    single_scripted_session = ScriptedSession(lambda stream: RIGHT)
-    Independent(3).grow([B], single_scripted_session)
-    assert single_scripted_session.streams == first.streams[3:6]
+    scripted = ScriptedSession(lambda stream: RIGHT)
+    Independent(3).grow([B], scripted)
+    assert scripted.streams == first.streams[3:6]
 
 
 def test_a_task_drawn_twice_makes_two_groups_of_one_task() -> None:

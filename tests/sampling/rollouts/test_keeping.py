@@ -51,11 +51,8 @@ def test_all_vote_and_the_first_are_returned():
 
 def test_what_is_kept_is_what_fewer_attempts_would_have_been():
     many, few = Voting(script), Voting(script)
-    kept_oversample, single_independent = OversampleForVote(2, 6).grow(TASKS, many), Independent(2).grow(TASKS, few)
-    assert (
-        kept_oversample.token.tolist() == single_independent.token.tolist()
-        and kept_oversample.group == single_independent.group
-    )
+    of_many, of_few = OversampleForVote(2, 6).grow(TASKS, many), Independent(2).grow(TASKS, few)
+    assert of_many.token.tolist() == of_few.token.tolist() and of_many.group == of_few.group
     assert many.budget.generated_tokens > few.budget.generated_tokens
 
 

@@ -116,24 +116,24 @@ def test_other_columns(columns, outcomes, verdicts):
 
 def test_messages_as_data_sets_have_them():
     """With the prompt repeated or not; without a column of prompts the shared opening is the prompt."""
-    asked_fields, messages = {"role": "user", "content": "2+3="}, {"role": "assistant", "content": "#5"}
+    question, messages = {"role": "user", "content": "2+3="}, {"role": "assistant", "content": "#5"}
     for prompt, chosen in (
-        ("2+3=", [asked_fields, messages]),
-        ((asked_fields,), [messages]),
-        ((asked_fields,), [asked_fields, messages]),
+        ("2+3=", [question, messages]),
+        ((question,), [messages]),
+        ((question,), [question, messages]),
         ("2+3=", "#5"),
     ):
         (message, _) = answers_of(row(prompt=prompt, chosen=chosen, rejected="#6"))
         assert message.texts == ("#5",) and message.between == ()
     wrong = {**messages, "content": "#6"}
     (task,) = tasks_of(
-        [("line 1", "d/1", {"chosen": [asked_fields, messages], "rejected": [asked_fields, wrong]})], COLUMNS, "d"
+        [("line 1", "d/1", {"chosen": [question, messages], "rejected": [question, wrong]})], COLUMNS, "d"
     )
-    assert task.prompt == (asked_fields,) and [x.texts for x in answers_of(task)] == [("#5",), ("#6",)]
+    assert task.prompt == (question,) and [x.texts for x in answers_of(task)] == [("#5",), ("#6",)]
     (task,) = tasks_of(
-        [("line 1", "d/1", {"chosen": [asked_fields, messages], "rejected": [asked_fields, messages]})], COLUMNS, "d"
+        [("line 1", "d/1", {"chosen": [question, messages], "rejected": [question, messages]})], COLUMNS, "d"
     )
-    assert task.prompt == (asked_fields,)  # equal answers are still answers
+    assert task.prompt == (question,)  # equal answers are still answers
 
 
 def test_answers_of_several_turns():
@@ -323,7 +323,7 @@ def test_what_a_run_has_sampled_trains_another(tmp_path):
 )
 @pytest.mark.filterwarnings("ignore:.*held out")
 def test_a_resumed_run_is_the_run_that_was_never_stopped(method, keys, tmp_path):
-    own_settings = {
+    settings = {
         **ROWS,
         **keys,
         "trainer.checkpoint_every": 1,
@@ -331,7 +331,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(method, keys, tmp_path)
         "trainer.rollouts_every": 1,
     }
     full_path, cut = tmp_path / "whole", tmp_path / "cut"
-    train(method, full_path, steps=4, **own_settings)
+    train(method, full_path, steps=4, **settings)
     shutil.copytree(full_path, cut)
     for step in (3, 4):
         shutil.rmtree(next((cut / "checkpoints").glob(f"step-*{step}")))

@@ -168,9 +168,9 @@ def test_all_states_of_one_room_are_asked_for_at_once() -> None:
 
 def test_what_a_value_is_depends_on_nothing_else_in_the_batch() -> None:
     part = MonteCarloValues(group_size=3, samples=4)
-    together, single_part = part.grow([A, B], Steps()), part.grow([B], Steps())
+    together, alone = part.grow([A, B], Steps()), part.grow([B], Steps())
     rows = [r for r in range(together.n_trajectories) if together.task[r] == "b"]
-    assert [values(together, r) for r in rows] == [values(single_part, r) for r in range(single_part.n_trajectories)]
+    assert [values(together, r) for r in rows] == [values(alone, r) for r in range(alone.n_trajectories)]
 
 
 def test_continuations_are_charged_and_are_not_in_the_forest() -> None:

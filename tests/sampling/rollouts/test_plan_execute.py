@@ -75,9 +75,9 @@ def test_macro_trains_plans_on_what_their_greedy_executions_earn(half, plan_toke
     for r in range(8):
         task = A if r < 4 else B
         prompt = list(session.encode(task))
-        (planner, asked_values, plan, plan_trained), (executor, context, execution, trained) = turns(forest, r)
+        (planner, plan_context, plan, plan_trained), (executor, context, execution, trained) = turns(forest, r)
         assert (planner, executor, plan_trained, trained) == ("planner", "executor", True, False)
-        assert asked_values == prompt and context == prompt + plan
+        assert plan_context == prompt and context == prompt + plan
         assert 1 <= len(plan) <= plan_tokens and COMMA not in plan[:-1]
         ended = plan[-1] == END
         assert execution == ([] if ended else greedy(session, prompt + plan, 12 - len(plan)))
@@ -207,8 +207,8 @@ def test_templates_word_the_prompts_and_only_execution_is_judged():
     forest = part.grow([A], session)
     texts = []
     for r in range(3):
-        (_, asked_values, plan, _), (_, context, execution, _) = turns(forest, r)
-        assert asked_values == list(session.encode(Task("", "Pa?")))
+        (_, plan_context, plan, _), (_, context, execution, _) = turns(forest, r)
+        assert plan_context == list(session.encode(Task("", "Pa?")))
         assert context == list(session.encode(Task("", f"a?|{session.decode(plan)}")))
         assert len(execution) <= 12
         texts.append(session.decode(execution))

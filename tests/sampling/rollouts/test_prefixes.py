@@ -37,7 +37,7 @@ def test_prefixes_are_untrained_and_each_stored_once(step, size):
     part = Prefixes(group_size=size, chunks=4)
     forest = part.grow([A, B], session)
     assert forest.n_trajectories == 2 * size and bool(forest.scored.all())
-    seen_records: dict[tuple[str, tuple[int, ...]], int] = {}
+    counts: dict[tuple[str, tuple[int, ...]], int] = {}
     for r in range(forest.n_trajectories):
         own_path, tokens, n = forest.path_of(r), tokens_of(forest, r), forest.info[r]["prefix"]
         assert forest.path_trainable[own_path].tolist() == [False] * n + [True] * (len(tokens) - n)
@@ -49,7 +49,7 @@ def test_prefixes_are_untrained_and_each_stored_once(step, size):
             context.append(token)
         for k in range(n):  # a prefix token of a group is one stored token, whoever has it
             stored = int(forest.path_token[own_path[k]])
-            assert seen_records.setdefault((forest.group[r], tuple(tokens[: k + 1])), stored) == stored
+            assert counts.setdefault((forest.group[r], tuple(tokens[: k + 1])), stored) == stored
         assert len(tokens) <= session.sampling.max_new_tokens
     prefixes = prefixes_of(forest)
     assert prefixes.length.tolist() == [info["prefix"] for info in forest.info]
@@ -67,9 +67,9 @@ def test_a_file_of_rollouts_gives_the_prefixes(tmp_path):
     dump(teacher, tmp_path / "teacher.jsonl")
     session = TreeSession()
     forest = Prefixes(group_size=6, tree=str(tmp_path / "teacher.jsonl")).grow([A, B], session)
-    given_tokens = {tuple(p.tokens) for p in beginnings(teacher)["a"]}
+    prefixes = {tuple(p.tokens) for p in beginnings(teacher)["a"]}
     used = {tuple(tokens_of(forest, r)[: forest.info[r]["prefix"]]) for r in range(6)}
-    assert used <= given_tokens and len(used) > 1
+    assert used <= prefixes and len(used) > 1
     assert [forest.info[r]["prefix"] for r in range(6, 12)] == [0] * 6  # the file does not have b
     generated = sum(len(tokens_of(forest, r)) - forest.info[r]["prefix"] for r in range(12))
     assert session.budget.generated_tokens == generated and session.budget.discarded == 0
@@ -81,9 +81,9 @@ def test_a_file_of_rollouts_gives_the_prefixes(tmp_path):
 
 def test_a_group_depends_on_nothing_else_in_the_batch():
     part = Prefixes(group_size=5, chunks=4)
-    together, single_part = part.grow([A, B], TreeSession()), part.grow([B], TreeSession())
+    together, alone = part.grow([A, B], TreeSession()), part.grow([B], TreeSession())
     rows = [r for r in range(together.n_trajectories) if together.task[r] == "b"]
-    assert [tokens_of(together, r) for r in rows] == [tokens_of(single_part, r) for r in range(5)]
+    assert [tokens_of(together, r) for r in rows] == [tokens_of(alone, r) for r in range(5)]
 
 
 def test_the_support_covers_prefixes_too():

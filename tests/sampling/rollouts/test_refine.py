@@ -129,11 +129,11 @@ def test_of_a_chat_the_users_last_message_shows_the_draft() -> None:
 # ---------------------------------------------------------------- reductions and refusals
 @pytest.mark.parametrize("sampling", [Sampling(max_new_tokens=9), Sampling(top_k=2, max_new_tokens=9)])
 def test_without_drafts_it_is_independent_sampling(sampling: Sampling) -> None:
-    built_rollouts = []
+    outcomes = []
     for rollout in (BestDraft(group_size=3, n_drafts=0), Independent(3)):
         session = GrowingSession(lambda c, s: f"{s.attempt}" * 3, digit, sampling=sampling)
-        built_rollouts.append((rollout.grow(tasks("a", "b", "a"), session), session.budget, session.calls))
-    (refined, *rest), (plain, *others) = built_rollouts
+        outcomes.append((rollout.grow(tasks("a", "b", "a"), session), session.budget, session.calls))
+    (refined, *rest), (plain, *others) = outcomes
     assert rest == others
     for mine, theirs in zip(refined.to_records(), plain.to_records(), strict=True):
         for turn in (*mine["turns"], *theirs["turns"]):

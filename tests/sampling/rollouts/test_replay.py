@@ -62,8 +62,8 @@ def test_the_groups_of_the_last_step_come_back_as_they_were() -> None:
 def test_buffer_leaves_out_filtered_rollouts_and_shaped_rewards() -> None:
     part = LastStepAgain(3)
     forest = part.grow(tasks("a"), StepSession(fading, step=1))
-    kept_forest = forest.select([0, 2])
-    part.observe(kept_forest.with_rewards(kept_forest.outcome - 0.5))
+    subset = forest.select([0, 2])
+    part.observe(subset.with_rewards(subset.outcome - 0.5))
     assert [r["id"] for r in part.buffer.records_by_key["s1/a"]] == ["s1/a/0", "s1/a/2"]
     assert [r["reward"] for r in part.buffer.records_by_key["s1/a"]] == [0, 0]
     part.observe(forest)  # nothing is held any more

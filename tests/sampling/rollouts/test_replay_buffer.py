@@ -40,8 +40,8 @@ OUTCOMES = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0, -1.0]), min_size=1, ma
 
 
 def replay(**more: object) -> Replay:
-    given_settings: dict = {"group_size": 4, "replays": 4, "choice": "all", "min_stored": 4, "max_stored": 4}
-    return Replay(**given_settings | more)
+    settings: dict = {"group_size": 4, "replays": 4, "choice": "all", "min_stored": 4, "max_stored": 4}
+    return Replay(**settings | more)
 
 
 def scripted(verdicts: dict[int, list[int]]):
@@ -330,16 +330,16 @@ def test_a_run_resumed_from_the_middle_is_the_run_never_stopped(tmp_path: Path) 
         "eval.tasks": 1, "eval.every": 0, "trainer.checkpoint_every": 1, "trainer.keep_checkpoints": 9,
         "trainer.rollouts_every": 1, "update.epochs": 2, "update.minibatches": 2,
     }  # fmt: skip
-    full_path, cut = tmp_path / "whole", tmp_path / "cut"
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
     parity = lambda completion: {"correct": float(sum(map(ord, completion)) % 2)}  # noqa: E731  it runs in process
-    gxpo.train("tiny:cold", str(tmp_path / "pool.jsonl"), "repo_replay", 5, parity, out=full_path, set=keys)
-    shutil.copytree(full_path, cut)  # what a run killed after step 3 and before its checkpoint leaves behind
+    gxpo.train("tiny:cold", str(tmp_path / "pool.jsonl"), "repo_replay", 5, parity, out=whole, set=keys)
+    shutil.copytree(whole, cut)  # what a run killed after step 3 and before its checkpoint leaves behind
     for step in (3, 4, 5):
         shutil.rmtree(next((cut / "checkpoints").glob(f"step-*{step}")))
     gxpo.resume(cut, reward=parity)
-    assert lines(cut) == lines(full_path) and len(lines(full_path)) == 5
-    saved_cuts = [(run / "rollouts" / "step-000005.jsonl").read_text() for run in (full_path, cut)]
-    assert saved_cuts[0] == saved_cuts[1] and '"origin": "replay"' in saved_cuts[0]
+    assert lines(cut) == lines(whole) and len(lines(whole)) == 5
+    rollout_texts = [(run / "rollouts" / "step-000005.jsonl").read_text() for run in (whole, cut)]
+    assert rollout_texts[0] == rollout_texts[1] and '"origin": "replay"' in rollout_texts[0]
     # without what was stored before the kill the run is another one
     state = next((cut / "checkpoints").glob("step-*2")) / "state.json"
     assert '"stored"' in state.read_text()

@@ -38,11 +38,11 @@ def grow(name="20-4", part=PART, **options):
 
 def test_where_it_is_cut():
     # 9 tokens to think: budgets of 3, 6 and 9. "abcdefghijkl..." is cut at 9; "abcd" and its end token at 5
-    forest, held_value = grow("12-4")
+    forest, session = grow("12-4")
     thought = {}
     for r, info in enumerate(forest.info):
         step = int((forest.step_trajectory == r).nonzero()[0])
-        thought[info["thinking"], info["budget"], info["covers"]] = held_value.decode(forest.action(step))
+        thought[info["thinking"], info["budget"], info["covers"]] = session.decode(forest.action(step))
     assert thought == {
         (0, 0, 1): "abc",
         (0, 1, 1): "abcdef",
@@ -51,7 +51,7 @@ def test_where_it_is_cut():
         (1, 1, 2): "abcd",
     }
     assert forest.n_trajectories == 2 * (3 + 2) and set(forest.group) == {"s3/12-4"}
-    assert held_value.budget.rollouts == 2
+    assert session.budget.rollouts == 2
 
 
 def test_budgets_round_up_and_thinking_within_one_is_not_cut():
@@ -64,12 +64,12 @@ def test_budgets_round_up_and_thinking_within_one_is_not_cut():
 
 
 def test_closing_is_added_after_a_cut_unless_already_written():
-    forest, held_value = grow("3-4")  # "abc|", end: 5 tokens, cut at 3 and whole; "abcd", end: the same lengths
+    forest, session = grow("3-4")  # "abc|", end: 5 tokens, cut at 3 and whole; "abcd", end: the same lengths
     context = {}
     for r, info in enumerate(forest.info):
         step = (forest.step_trajectory == r).nonzero()[-1].item()
         node = forest.step_nodes(step)[0]
-        context[info["thinking"], info["budget"]] = held_value.decode(forest.context(int(forest.parent[node])))
+        context[info["thinking"], info["budget"]] = session.decode(forest.context(int(forest.parent[node])))
     assert context == {(0, 0): "3-4?abc|", (0, 1): "3-4?abc|", (1, 0): "3-4?abc|", (1, 1): "3-4?abcd|"}
     closing = [t for t, n in enumerate(forest.token_node.tolist()) if int(forest.kind[n]) == 1]
     assert not bool(forest.trainable[closing].any())
@@ -88,15 +88,15 @@ def test_a_thinking_is_stored_once():
 
 
 def test_only_the_answer_is_judged():
-    forest, held_value = grow("12-4")
-    assert {text for _, text in held_value.judged} == {f"{s}{a}" for s in range(3) for a in range(2)}
+    forest, session = grow("12-4")
+    assert {text for _, text in session.judged} == {f"{s}{a}" for s in range(3) for a in range(2)}
     right = {name for name, x in zip(forest.id, forest.outcome.tolist(), strict=True) if x}
     assert right == {"s3/12-4/0.1.0", "s3/12-4/1.1.0"}
 
 
 def test_random_numbers_are_keyed():
-    _, held_value = grow("12-4")
-    (thinkings, first), (answers, second) = held_value.calls
+    _, session = grow("12-4")
+    (thinkings, first), (answers, second) = session.calls
     assert first.max_new_tokens == 9 and CLOSE in first.stop and second.max_new_tokens == 3
     assert [key.attempt for r in thinkings for key in r.streams] == [0, 1]
     keys = [key for r in answers for key in r.streams]

@@ -93,11 +93,9 @@ def test_without_rounds_it_is_independent():
 
 def test_what_a_tree_is_depends_on_nothing_else_in_the_batch():
     part = Tree(rounds=2)
-    together, single_part = part.grow([A, B], TreeSession()), part.grow([B], TreeSession())
+    together, alone = part.grow([A, B], TreeSession()), part.grow([B], TreeSession())
     rows = [r for r in range(together.n_trajectories) if together.task[r] == "b"]
-    assert [tokens_of(together, r) for r in rows] == [
-        tokens_of(single_part, r) for r in range(single_part.n_trajectories)
-    ]
+    assert [tokens_of(together, r) for r in rows] == [tokens_of(alone, r) for r in range(alone.n_trajectories)]
 
 
 def test_streams_are_named_by_the_way_to_the_branch():

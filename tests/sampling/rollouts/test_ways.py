@@ -168,9 +168,9 @@ def test_the_whole_group_is_made_anew_under_a_growing_hint() -> None:
     ten = {"a": "abcdefghij", "b": "abcdefghij", "c": "abcdefghij"}
     session = GrowingSession(needs(a="abcde", b="", c="never"), right, solution=ten)
     forest = GrowingHint(group_size=2).grow(tasks("a", "b", "c"), session)
-    asked_values = [[session.decode(r.prompt) for r in requests] for requests, _ in session.calls]
+    contexts = [[session.decode(r.prompt) for r in requests] for requests, _ in session.calls]
     # 2, 5 and 8 of ten characters; a is right under 5, c under none; b is never asked again
-    assert asked_values == [["a?", "b?", "c?"], ["a?ab", "c?ab"], ["a?abcde", "c?abcde"], ["c?abcdefgh"]]
+    assert contexts == [["a?", "b?", "c?"], ["a?ab", "c?ab"], ["a?abcde", "c?abcde"], ["c?abcdefgh"]]
     assert all(len(r.streams) == 2 for requests, _ in session.calls for r in requests)
     assert forest.group == ["s60/a"] * 2 + ["s60/b"] * 2 + ["s60/c"] * 2
     assert forest.success.tolist() == [1, 1, 1, 1, 0, 0]

@@ -34,41 +34,41 @@ def test_the_openai_package_in_a_loop_with_tools():
             message = client.chat.completions.create(model="gpt-4o", messages=messages, tools=[ADD]).choices[0].message
             messages.append(message)
             for call in message.tool_calls or ():
-                given_data = json.loads(call.function.arguments)
+                arguments = json.loads(call.function.arguments)
                 messages.append(
-                    {"role": "tool", "tool_call_id": call.id, "content": str(given_data["a"] + given_data["b"])}
+                    {"role": "tool", "tool_call_id": call.id, "content": str(arguments["a"] + arguments["b"])}
                 )
             if not message.tool_calls:
                 return message.content == answer
         return False
 
-    forest, built_value = played(run, lambda text, key: "2" if "<tool_response>" in text else CALL)
+    forest, session = played(run, lambda text, key: "2" if "<tool_response>" in text else CALL)
     assert [info["agent"] for info in forest.info] == [{"end": "done", "contexts": 1, "overridden": 0}] * 4
     assert forest.outcome.tolist() == [1.0, 1.0, 0.0, 0.0] and forest.n_steps == 8
     assert read(forest, 1).endswith(f"{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\n2\n</tool_response>"
                                     "<|im_end|>\n<|im_start|>assistant\n")  # fmt: skip
-    assert [len(batch) for batch in built_value.engine.batches] == [4, 4]
+    assert [len(batch) for batch in session.engine.batches] == [4, 4]
 
 
 def test_the_openai_package_streams_and_reads_errors():
     openai = pytest.importorskip("openai")
-    seen_names = []
+    names = []
 
     async def run(base_url, api_key):
         client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
         stream = await client.chat.completions.create(model="x", messages=[user("hi")], stream=True, tools=[ADD])
         calls = [c async for chunk in stream for c in chunk.choices[0].delta.tool_calls or ()]
-        seen_names.append([c.function.name for c in calls])
+        names.append([c.function.name for c in calls])
         try:
             await client.chat.completions.create(model="x", messages=[user("long " * 5000)])
         except openai.BadRequestError as error:
-            seen_names.append(error.code)
+            names.append(error.code)
         done = await client.completions.create(model="x", prompt="hi", logprobs=1)
-        seen_names.append(len(done.choices[0].logprobs.token_logprobs))
+        names.append(len(done.choices[0].logprobs.token_logprobs))
         return 1.0
 
     played(run, lambda text, key: CALL, TASKS[:1], 1)
-    assert seen_names[:2] == [["add"], "context_length_exceeded"] and seen_names[2] > 5
+    assert names[:2] == [["add"], "context_length_exceeded"] and names[2] > 5
 
 
 def test_smolagents_calls_its_tools():

@@ -16,10 +16,10 @@ def asking(times: int) -> Any:
 
 
 def test_calls_that_wait_together_are_served_together() -> None:
-    seen_arguments: list[list[int]] = []
+    batches: list[list[int]] = []
 
     def sums(calls: Sequence[Call]) -> None:
-        seen_arguments.append([call.arguments[0] for call in calls])
+        batches.append([call.arguments[0] for call in calls])
         for call in calls:
             call.answer = call.arguments[0] + 100
 
@@ -30,7 +30,7 @@ def test_calls_that_wait_together_are_served_together() -> None:
     while rounds.routines:
         over += rounds.run_round()
     rounds.close()
-    assert seen_arguments == [[10, 20, 30], [11, 31], [12]]
+    assert batches == [[10, 20, 30], [11, 31], [12]]
     assert {r.owner: r.result for r in over} == {1: [110, 111, 112], 2: [120], 3: [130, 131]}
 
 

@@ -128,8 +128,8 @@ def test_a_class_and_objects_that_are_no_callbacks_are_refused():
 
 
 def test_two_callbacks_of_one_class_have_different_names():
-    listed_fields = {"wandb": Callback()}
-    assert list(Dispatcher(listed_fields, [Listening(), Listening()]).parts) == ["wandb", "Listening", "Listening-2"]
+    callbacks = {"wandb": Callback()}
+    assert list(Dispatcher(callbacks, [Listening(), Listening()]).parts) == ["wandb", "Listening", "Listening-2"]
 
 
 # ---------------------------------------------------------------- by name

@@ -43,12 +43,12 @@ def killed(tmp_path_factory):
     path = tmp_path_factory.mktemp("killed")
     script = path / "script.py"
     script.write_text(SCRIPT)
-    own_settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gxpo.__file__).parents[1])}
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gxpo.__file__).parents[1])}
     loggers = {"TRACKIO_DIR": str(path / "trackio"), "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     keys = KEYS | {"trainer.callbacks": installed()}
 
     def done(*arguments):
-        environment = os.environ | own_settings | loggers
+        environment = os.environ | variables | loggers
         return started.run([script, *arguments], env=environment)
 
     first = done("train", str(path / "run"), repr((REWARD, keys)))

@@ -68,8 +68,8 @@ def test_tiny_is_the_warm_start_of_the_task(tmp_path, monkeypatch):
         assert torch.equal(a, b)
     with pytest.raises(ModelError, match="no warm-up for task 'reasoning_gym:gcd'"):
         load("tiny", task="reasoning_gym:gcd", cache=tmp_path)
-    listed_value = load("tiny:arithmetic", task="reasoning_gym:gcd", cache=tmp_path)
-    assert listed_value.path == loaded.path and listed_value.name == "tiny:arithmetic"
+    gcd_model = load("tiny:arithmetic", task="reasoning_gym:gcd", cache=tmp_path)
+    assert gcd_model.path == loaded.path and gcd_model.name == "tiny:arithmetic"
 
 
 def test_cold_is_untrained_and_fixed():

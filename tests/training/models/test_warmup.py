@@ -24,9 +24,9 @@ def test_it_is_made_once(tmp_path):
     checks = []
     first = warm_start("arithmetic", cache=tmp_path, recipe=QUICK, progress=checks.append)
     assert [(c.step, c.accuracy is None) for c in checks] == [(1, True), (2, False)]
-    built_mtime_ns = {file: file.stat().st_mtime_ns for file in first.iterdir()}
+    time_by_file = {file: file.stat().st_mtime_ns for file in first.iterdir()}
     assert warm_start("arithmetic", cache=tmp_path, recipe=QUICK, progress=checks.append) == first
-    assert len(checks) == 2 and {file: file.stat().st_mtime_ns for file in first.iterdir()} == built_mtime_ns
+    assert len(checks) == 2 and {file: file.stat().st_mtime_ns for file in first.iterdir()} == time_by_file
     assert list(tmp_path.iterdir()) == [first]
 
 
@@ -129,9 +129,9 @@ def test_the_author_errs_as_often_as_the_recipe_says():
     author = Habits(Recipe(habits=0.3, habitual=0.7, slips=0.1), stream(0))
     wrong_share = []
     for question in (f"q{i}" for i in range(300)):
-        saved_authors = [author(question, 10) for _ in range(60)]
-        assert set(saved_authors) <= {8, 9, 10, 11, 12}
-        wrong = [w for w in saved_authors if w != 10]
+        answers = [author(question, 10) for _ in range(60)]
+        assert set(answers) <= {8, 9, 10, 11, 12}
+        wrong = [w for w in answers if w != 10]
         wrong_share.append(len(wrong) / 60)
         if wrong_share[-1] > 0.4:  # a habit is one and the same wrong answer
             assert len(set(wrong)) == 1
@@ -171,17 +171,17 @@ def test_greedy_accuracy_agrees_with_one_prompt_at_a_time():
             if context[-1] == tokenizer.eos_token_id:
                 break
         expected.append((context[start:], context[-1] == tokenizer.eos_token_id))
-    seen_tasks = []
+    evaluated_tasks = []
 
     class Recording:
         @staticmethod
         def scorer(text, task):
-            seen_tasks.append((task.id, text))
+            evaluated_tasks.append((task.id, text))
             return {"correct": 1.0, "format": 0.5}
 
     correct, formed = greedy_accuracy(model, tokenizer, Recording(), tasks, 6)
     ended = [(t.id, tokenizer.decode(ids[:-1])) for t, (ids, end) in zip(tasks, expected, strict=True) if end]
-    assert sorted(seen_tasks) == sorted(ended)
+    assert sorted(evaluated_tasks) == sorted(ended)
     assert (correct, formed) == (len(ended) / 5, 0.5 * len(ended) / 5)
 
 

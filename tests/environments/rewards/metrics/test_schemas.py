@@ -173,9 +173,9 @@ def test_a_costly_schema_counts_as_wrong_for_its_own_rollout():
     tasks = {name: (None, {"schema": schema}) for name, (schema, _) in schemas.items()}
     options = {"match": {"metric": "json_schema", "schema": "info.schema", "pattern": None}}
     forest, texts = grown(groups)
-    built_tasks = [Task(name, "?", *tasks[name]) for name in forest.task]
+    task_list = [Task(name, "?", *tasks[name]) for name in forest.task]
     with RewardSet.make("match", source=Source(None, None), options=options, timeout=0.3) as rewards:
-        actual = rewards.score(forest, texts, built_tasks).outcome.tolist()
+        actual = rewards.score(forest, texts, task_list).outcome.tolist()
     assert dict(zip(schemas, actual, strict=True)) == {"pattern": 0, "names": 0, "unique": 0, "any": 0, "fine": 1}
     assert rewards.counts["limit"] == 4 and "computed for longer than 0.3 s" in rewards.messages["limit"]
 
