@@ -1,6 +1,6 @@
 """What a generator of 8 x 8 digits draws of each class in the first and in the last rollouts of a run, and in figures.
 
-    gxpo train examples/diffusers.yaml
+    gxpo train examples/diffusers.yaml    (or examples/picture_tokens.yaml)
     python scripts/pages/plot_digits.py runs/diffusers docs/pictures/digits.png
 
 The upper half is of the first rollouts, the lower of the last, a column for each class. Prints of both: brightness;

@@ -207,8 +207,9 @@ SMOKE |= {
 }
 
 
-MASKED = ("diffu_grpo", "coupled_grpo", "gdpo_dlm", "dmpo_dlm", "cj_grpo", "ar_grpo")
+MASKED = ("diffu_grpo", "coupled_grpo", "gdpo_dlm", "dmpo_dlm", "cj_grpo")
 SMOKE |= {name: {"model": "tiny-masked:cold"} for name in MASKED}
+SMOKE["ar_grpo"] = {"model": "tiny-masked:cold", "likelihood": "trajectory"}
 SMOKE["var_grpo"] = {"segment.text": ","}
 
 

@@ -100,6 +100,12 @@ def parts_of(method: Method) -> Iterator[tuple[str, Any]]:
         yield ("objective" if name == "policy" else f"objective.{name}"), term
 
 
+def without_guidance(method: Method, trainer: str) -> list[str]:
+    """Return the reason why a method that samples under guidance can't be used."""
+    guidance = method.run_keys.get("sampling.guidance")
+    return [] if guidance is None else [f"sampling.guidance={guidance.value:g}: {trainer} reads logits of one pass"]
+
+
 def causal_only(method: Method, trainer: str) -> str:
     """Return the reason why an objective on a masked model's likelihood can't be used."""
     return f"likelihood={show(method.likelihood)}: {trainer} reads log-probs of causal models, from left to right"
@@ -181,6 +187,8 @@ def declared_refusals(
         reasons.append(f"phases: {trainer} runs one method; train with those of the phases one after the other")
     if (optimiser := method.run_keys.get("learner.optimiser")) is not None:
         reasons.append(f"learner.optimiser={optimiser.value}: {trainer} steps with its own optimiser; choose it there")
+    if objective:
+        reasons += without_guidance(method, trainer)
     if objective and method.likelihood is not None:
         reasons.append(causal_only(method, trainer))
     if method.sampler is not None:

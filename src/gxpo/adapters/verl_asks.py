@@ -68,6 +68,7 @@ def _no_loss(composed: Method) -> list[str]:
         return [f"objective={show(term)}: verl's losses are given log-probs and advantages of a micro-batch alone"]
     if composed.likelihood is not None:
         reasons.append(asks.causal_only(composed, "verl"))
+    reasons += asks.without_guidance(composed, "verl")
     if term.ratio_over != "proximal":
         reasons.append(f"objective.ratio_over={term.ratio_over}: verl's losses are not given the sampler's log-probs")
     surrogate_text = f"objective.surrogate={show(term.surrogate)}"

@@ -397,8 +397,11 @@ def reader_of(model: str | None, lexicon: Mapping[str, int] | None) -> tuple[Cal
 
 def _local_tokenizer(model: str):  # type: ignore[no-untyped-def]  # transformers is optional
     from gxpo.base.errors import need
+    from gxpo.training.models import picture_tokens
 
     try:
+        if picture_tokens.is_own(model):
+            return picture_tokens.words()
         transformers = need("transformers", "train")
         path = str(Path(model).expanduser())
         return transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)

@@ -80,7 +80,8 @@ _MODULES = {
     "catalogue.masked_observations": "papo vppo",
     "catalogue.parameter_updates": "sfpo trpo seeupo",
     "catalogue.flows": "flow_grpo tempflow_grpo chunk_grpo",
-    "catalogue.masked_models": "diffu_grpo coupled_grpo gdpo_dlm dmpo_dlm cj_grpo ar_grpo",
+    "catalogue.masked_models": "diffu_grpo coupled_grpo gdpo_dlm dmpo_dlm cj_grpo",
+    "catalogue.picture_tokens": "ar_grpo",
     "catalogue.diffusion": "ddpo loop_diffusion dance_grpo mix_grpo hicogen awm dgpo_diffusion diffusion_nft "
     "spo_diffusion vgpo dppo",
     "catalogue.selfplay": "mars_turn search_self_play kairos mars2",

@@ -42,7 +42,9 @@ class SamplingSettings(_Section):
     stop: list[str] = Field(default=[], description="stop strings: an action ends with the token that completes one")
     denoising_steps: Positive | None = Field(default=None, description="of a diffusers pipeline; null: 10")
     guidance: Annotated[float, Field(ge=0)] = Field(
-        default=1.0, description="classifier-free guidance of a diffusers pipeline, in sampling and training; 1: none"
+        default=1.0,
+        description="classifier-free guidance of pipelines, generators of picture tokens and masked models, in "
+        "sampling and training; 1: none",
     )
     null_condition: Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="condition that stands for none, for guidance; null: the model's own"

@@ -49,7 +49,7 @@ from gxpo.training.callbacks.dispatch import check as check_callbacks
 from gxpo.training.cluster import check_cluster
 from gxpo.training.config import Resolved
 from gxpo.training.external import Externals, check_externals
-from gxpo.training.models import flow, pipelines, prompt_lengths
+from gxpo.training.models import flow, picture_tokens, pipelines, prompt_lengths
 from gxpo.training.models.load import check_name, is_masked, is_path
 from gxpo.training.phases import check_phases
 from gxpo.training.players import check_players
@@ -77,6 +77,7 @@ def check_settings(s: RunSettings, method: Method) -> None:
             else f"rollout {rollout} samples latents, and model {s.model} has none: take flow or diffusers:DIRECTORY"
         )
     check_likelihood(s, method)
+    check_guidance(s)
     # Advantages within a group of one are 0, so that nothing would be learned.
     if isinstance(method.rollout, Independent) and method.rollout.group_size == 1 and not learns_from_one(method):
         raise ConfigError(
@@ -113,8 +114,8 @@ def check_likelihood(s: RunSettings, method: Method) -> None:
     if method.likelihood is None:
         return
     # a name that only the hub knows is left to loading
-    is_supported = pipelines.denoises(s.model) or built_in(s.model) or s.model == smollm2.NAME or is_path(s.model)
-    if is_supported and not masked_model:
+    is_known = pipelines.denoises(s.model) or built_in(s.model) or s.model == smollm2.NAME or is_path(s.model)
+    if (is_known or picture_tokens.is_own(s.model)) and not masked_model:
         raise ConfigError(
             f"likelihood={show(method.likelihood)} is of masked language models, and model {s.model} is none: leave it "
             "out, or set model=tiny-masked"
@@ -122,6 +123,21 @@ def check_likelihood(s: RunSettings, method: Method) -> None:
     for obstacle in (name for name, is_set in unfit_for_masked(s).items() if is_set):
         raise ConfigError(f"model {s.model} can't have {obstacle}: leave it out")
     Unmasking.of(s.sampling.engine_options, s.sampling.max_new_tokens)
+
+
+def check_guidance(s: RunSettings) -> None:
+    """Refuse guidance where somebody else samples or trains, who would read other logits."""
+    if s.sampling.guidance == 1 or pipelines.denoises(s.model):
+        return
+    unfit = {
+        f"sampling.engine={s.sampling.engine}": s.sampling.engine in ("vllm", "openai"),
+        f"cluster.backend={s.cluster.backend}": s.cluster.backend != "local",
+        "sampling.null_condition": s.sampling.null_condition is not None,  # the tokenizer says which
+    }
+    for obstacle in (name for name, is_set in unfit.items() if is_set):
+        raise ConfigError(
+            f"sampling.guidance={s.sampling.guidance:g} of model {s.model} can't have {obstacle}: leave it out"
+        )
 
 
 def check_optimiser(s: RunSettings, method: Method) -> None:

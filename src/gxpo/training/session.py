@@ -22,12 +22,13 @@ from torch import Tensor
 from gxpo.algorithms.segments import Segmenter, SegmentTools
 from gxpo.base import runtime
 from gxpo.base.errors import ConfigError, GxpoError, ModelError, PictureError, TaskError
-from gxpo.environments.rewards.batch import action_tokens, answer_tokens
+from gxpo.environments.rewards.batch import action_tokens, answer_tokens, with_pictures
 from gxpo.environments.tasks.source import solution_of
 from gxpo.forest.forest import Forest
 from gxpo.models.chat import PlainChat
 from gxpo.models.chat.messages import prompt_messages
 from gxpo.models.chat.plain import Tokens, decoder
+from gxpo.models.picture_tokens import Codebook, known_words
 from gxpo.parts.definition import show
 from gxpo.parts.functions import naming, place_of
 from gxpo.parts.protocols import (
@@ -93,6 +94,10 @@ class Session:
         self._step_tasks: list[Task] = []  # in the order of the draws
         self._tasks: dict[str, Task] = {}
         self._scores = StepScores()
+        if envs is not None and Codebook.of(tokenizer) is not None:
+            raise ConfigError(
+                "a generator of pictures reads a class and writes a picture: take task pictures, no episodes"
+            )
 
     # ------------------------------------------------------------ tasks
     def draw(self, n: int) -> list[Task]:
@@ -163,7 +168,7 @@ class Session:
             )
         try:
             messages = prompt_messages(self.chat, self.system, cast("str | tuple[Message, ...]", prompt))
-            return tuple(self.chat.start(messages).context)
+            return known_words(self.tokenizer, prompt, tuple(self.chat.start(messages).context))
         except (ModelError, PictureError) as error:
             raise TaskError(f"task {task.id!r}: {error}") from error
 
@@ -191,7 +196,8 @@ class Session:
     def tokenize(self, text: str, *, markup: bool = False) -> tuple[int, ...]:
         """Token ids of a text, without a template. The names of special tokens in it stay text, unless `markup`: for
         texts of the configuration, such as the end of a thinking block."""
-        return self._tokens.encode(text if markup else self._tokens.typed(text))
+        ids = self._tokens.encode(text if markup else self._tokens.typed(text))
+        return known_words(self.tokenizer, text, ids)
 
     def texts(self, forest: Forest) -> list[str]:
         """The text of each trajectory's actions; of an episode with tools, of the reply that ended it."""
@@ -270,7 +276,7 @@ class Session:
         each trajectory, instead of all its actions.
         """
         # A rollout may score its attempts one by one and the whole forest again at the end: earlier scores come back.
-        forest = self._scores.restore(forest)
+        forest = with_pictures(self._scores.restore(forest), self.tokenizer)
         is_new_R, needs_score_R = ~self._scores.is_met(forest), ~self._scores.is_judged(forest)
         scored_forest = self._with_judged_rows(forest, needs_score_R, texts)
         if MISREAD in scored_forest.step_finish:

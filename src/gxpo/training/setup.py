@@ -30,7 +30,9 @@ from gxpo.models import chat
 from gxpo.models.decoder.architecture import positions
 from gxpo.models.decoder.vision import vision_of
 from gxpo.models.denoising import Denoiser
+from gxpo.models.guidance import guide
 from gxpo.models.masked import SUFFIX, MaskedPolicy
+from gxpo.models.picture_tokens import Codebook
 from gxpo.parts.protocols import Chat, EpisodeRules, Sampling, TaskSource
 from gxpo.parts.settings import RunSettings
 from gxpo.sampling.engines.choose import Run, choose, is_builtin_model
@@ -282,6 +284,7 @@ def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
     if s.task and (unread := models.unread_style(s.model, s.task, s.tasks.options)):
         notify(unread)
     _check_tower(s, loaded.model)
+    _guide(s, loaded)
     chat_format = _chat(s, loaded.tokenizer, loaded.model)
     shard_options: dict[str, Any] = {"is_sampled": s.sampling.engine != "openai"} if s.cluster.backend == "fsdp" else {}
     learner = (ShardedLearner if shard_options else TorchLearner)(
@@ -303,6 +306,19 @@ def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
     )
     engine = engine_of(s, learner, loaded.tokenizer, device, sampling_of(s), notify)
     return Policy(loaded.tokenizer, learner, engine, chat_format, device)
+
+
+def _guide(s: RunSettings, loaded: models.Loaded) -> None:
+    """Give a generator of pictures its guidance; ConfigError for a model of texts."""
+    x, codebook = s.sampling, Codebook.of(loaded.tokenizer)
+    if x.guidance == 1:
+        return
+    if codebook is None:
+        raise ConfigError(
+            f"sampling.guidance={x.guidance:g} mixes logits with and without a condition, and prompts of model "
+            f"{s.model} have none that could be left out: set it to 1, or take a pipeline, or tokens:digits"
+        )
+    guide(loaded.model, codebook, x.guidance)
 
 
 def _check_tower(s: RunSettings, model: Any) -> None:
@@ -370,7 +386,7 @@ def _masked_policy(resolved: Resolved, notify: Notify) -> Policy:
     unmasking = Unmasking.of(s.sampling.engine_options, s.sampling.max_new_tokens)
     device = device_of(s.learner.device)
     loaded = _load(s, device, notify)
-    policy = MaskedPolicy.of(loaded.model, loaded.tokenizer, unmasking.guidance)
+    policy = MaskedPolicy.of(loaded.model, loaded.tokenizer, s.sampling.guidance)
     learner = MaskedLearner(policy, method.likelihood, **_learning(resolved, device))
     engine = MaskedEngine(policy, method.likelihood, unmasking, device=device, batch_rows=s.sampling.batch_rows)
     return Policy(loaded.tokenizer, learner, engine, _chat(s, loaded.tokenizer), device)

@@ -20,6 +20,7 @@ from gxpo.base.media import PICTURE, PICTURES
 from gxpo.base.usercode import described, one_line
 from gxpo.environments.rewards.base import Failure
 from gxpo.environments.rewards.worker import ARGUMENTS, validate_score
+from gxpo.models.picture_tokens import Codebook
 
 if TYPE_CHECKING:
     from gxpo.forest.forest import Forest
@@ -80,6 +81,15 @@ def finish_reasons(forest: Forest) -> list[str | None]:
     for step, r in enumerate(forest.step_trajectory.tolist()):
         finish_R[r] = forest.step_finish[step]
     return finish_R
+
+
+def with_pictures(forest: Forest, tokenizer: Any) -> Forest:
+    """Name in `info` the picture that each trajectory's tokens make, where the tokenizer has a codebook."""
+    if (codebook := Codebook.of(tokenizer)) is None:
+        return forest
+    pictures_R = [codebook.picture(tokens) for tokens in action_tokens(forest)]
+    infos = zip(forest.info, pictures_R, strict=True)
+    return forest.replace(info=[{**info, PICTURE: ref} for info, ref in infos])
 
 
 def pictures_made(forest: Forest) -> list[Any]:

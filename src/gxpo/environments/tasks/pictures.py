@@ -95,7 +95,8 @@ class Pictures(GeneratedTasks):
         refs = [info.get(PICTURE) for info in forest.info]
         if not any(refs) and len(refs) and not bool(forest.truncated.all()):
             raise TaskError(
-                "task 'pictures' rates pictures, and these rollouts have none: use model diffusers:DIRECTORY"
+                "task 'pictures' rates pictures, and these rollouts have none: use model diffusers:DIRECTORY "
+                "or tokens:digits"
             )
         columns = {
             name: torch.tensor(

@@ -125,25 +125,3 @@ cj_grpo = Definition(
     },
     cost="a forward pass of prompt and answer for each step of the decoder and each update",
 )  # fmt: skip
-
-ar_grpo = Definition(
-    r"""AR-GRPO: GRPO with classifier-free guidance, whose guided distribution is what is sampled and trained.
-
-    l = l_u + s (l_c - l_u),  l_c with the prompt, l_u without;   log p = log softmax(l),   s 2
-    A = (r - mean_g) / std_g, r a sum of rewards of unit weight;   PPO's clip;   gradients through l_c and l_u
-
-    Choices. A generator of pictures' tokens in the paper, one after the other; here a masked model that is unmasked
-    from left to right stands in for it, and the prompt is masked in l_u, where the paper has a class that is none.
-    Rewards are the run's own.
-    """,
-    cite="yuan2025argrpo",
-    evidence="reference-code",
-    code="Kwai-Klear/AR-GRPO@65947ad869cae0f36e4009f947b5b9da9e95a469 autoregressive/modeling.py "
-    "modified_grpo_trainer.py run_c2i_train.sh",
-    keys={
-        "likelihood": "trajectory",
-        "sampling.engine_options": {"order": "left_to_right", "guidance": 2.0},
-    },
-    paper_defaults={"objective.kl.coef": 0.1, "rollout.group_size": 8, "optim.lr": 1e-5},
-    cost="two forward passes for every token, in sampling and in training",
-)

@@ -15,6 +15,7 @@ from gxpo.models.chat.formats import TAGS
 from gxpo.models.chat.markers import MARKERS
 from gxpo.models.chat.messages import has_calls, normal_messages, with_tags, without_prefill
 from gxpo.models.chat.reading import read
+from gxpo.models.picture_tokens import Codebook
 from gxpo.parts.protocols import ContextUpdate, Message, Reply, ToolCall
 
 RowsOf = Callable[[str], tuple[int, ...]]  # a picture's reference -> ids of its rows
@@ -278,9 +279,12 @@ def decoder(tokenizer: Any, chat: Any = None) -> Callable[[Sequence[int]], str]:
     tokens: Tokens | None = getattr(chat, "tokens", None)
     # tools' markers such as <tool_call> may be special tokens, and a reward that parses calls needs to see them
     content = frozenset() if tokens is None else tokens.content
+    codebook = Codebook.of(tokenizer)
 
     def plain(ids: Sequence[int]) -> str:
         ids = [t for t in ids if t >= 0]
+        if codebook is not None and min(ids, default=codebook.end) < len(codebook.patches):
+            return media.label(codebook.picture(ids))
         if content.isdisjoint(ids):
             return tokenizer.decode(ids, skip_special_tokens=True)
         assert tokens is not None

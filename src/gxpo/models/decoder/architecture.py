@@ -37,6 +37,7 @@ ACTIVATIONS = {
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 TEXT_PARTS = ("language_model", "text_model")  # of a model that sees
+GUIDED = "is_guided"  # attribute of a backbone whose states are mixed of two passes (`gxpo.models.guidance`)
 NO_ROPE, ONE_ROPE = "none", ""  # keys of rotary tables; others are the types of layers that have their own
 
 
@@ -251,6 +252,8 @@ def why_not(causal: Any) -> str | None:
         return f"{name} is not one of the architectures with a fast forward pass (docs/models.md)"
     if backbone_of(causal) is None or not len(backbone_of(causal).layers):
         return "it has no layers"
+    if getattr(backbone_of(causal), GUIDED, False):
+        return "its guidance takes two passes"
     # fields that change the formula in ways that no family describes
     if set_keys := [key for key in family.must_be_none if getattr(config, key, None) is not None]:
         return f"its {set_keys[0]} is set"

@@ -107,7 +107,7 @@ def choose(
 
 def is_builtin_model(model: str) -> bool:
     """Return True if a model name means gxpo's built-in tiny model."""
-    return model.partition(":")[0] in ("tiny", "tiny-vision")
+    return model.partition(":")[0] in ("tiny", "tiny-vision", "tokens")
 
 
 def policies_reason(run: Run) -> str | None:

@@ -37,7 +37,6 @@ class Unmasking(Part):
                "confidence" (probability at temperature 1), "random" ones, or the first, "left_to_right"
     end_from   factor on the confidence of an end in the first step of a block, rising to 1 with the share of the block
                that is unmasked (end-of-text early rejection); 1: none
-    guidance   classifier-free guidance of the model's logits (see `MaskedPolicy`), in sampling and in training
 
     Source: LLaDA's decoder (arXiv 2502.09992); EOSER and ASS, arXiv 2509.23924.
     """
@@ -49,7 +48,6 @@ class Unmasking(Part):
     schedule: Literal["even", "doubling"] = "even"
     order: Literal["confidence", "random", "left_to_right"] = "confidence"
     end_from: Annotated[float, Interval(ge=0, le=1)] = 1.0
-    guidance: Annotated[float, Ge(0)] = 1.0
 
     @classmethod
     def of(cls, options: Mapping[str, Any], room: int) -> Unmasking:

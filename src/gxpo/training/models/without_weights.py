@@ -9,6 +9,7 @@ from gxpo.base.errors import ModelError, need
 from gxpo.models import smollm2
 from gxpo.models.peft_directory import config_home, tokenizer_home
 from gxpo.models.tiny import DIMENSIONS, MASKED_DIMENSIONS, VISION_POSITIONS, built_in, tokenizer_of_built_in
+from gxpo.training.models import picture_tokens
 from gxpo.training.models.load import MASKED, VISION, is_path, no_such_directory, warm_task
 from gxpo.training.models.warmup import WARMUPS, Recipe
 
@@ -17,6 +18,8 @@ def tokenizer_of(model: str) -> Any:
     """Load a model's tokenizer; code that comes with a model is never run. `ModelError` if it can't be loaded."""
     if built_in(model):
         return tokenizer_of_built_in(model)
+    if picture_tokens.is_own(model):
+        return picture_tokens.words()
     # A path that does not exist would be looked up on the hub, with an error about the network.
     name = str(smollm2.smollm2()) if model == smollm2.NAME else model
     local = Path(name).expanduser()
