@@ -19,7 +19,6 @@ from gxpo.parts.definition import (
     finite,
     is_schedule,
     is_section,
-    join_reward_options,
     merge,
     same,
     show,
@@ -215,7 +214,7 @@ def test_options_of_rewards_are_joined_entry_by_entry():
     own_value = Stated({"judge": {"workers": 4}, "math": {"strict": True}}, "--set")
     out = merge([("judged", judged, judged.keys)], {"scoring.options": own_value}, {"judged": judged})
     assert out["scoring.options"].value == {"judge": {"mode": "pairwise", "workers": 4}, "math": {"strict": True}}
-    assert join_reward_options(Stated("text", "x"), options).value == "text"
+    assert Stated("text", "x").over_options(options).value == "text"
 
 
 def test_values_that_a_method_refuses_are_errors():

@@ -169,6 +169,13 @@ class Stated:
     optional: bool = False
     by_method: bool = False
 
+    def over_options(self, below: Any) -> Stated:
+        """Options of rewards as the caller states them, over those that a method states of the same rewards."""
+        if not isinstance(self.value, Mapping):
+            return self
+        both = {name: {**below.get(name, {}), **self.value.get(name, {})} for name in {**below, **self.value}}
+        return dataclasses.replace(self, value=both)
+
     @property
     def is_silent(self) -> bool:
         """True of an empty mapping (`credit: {}`), and of a method that says nothing of the key: defaults hold."""
@@ -224,7 +231,7 @@ def merge(
         for key, value in keys.items():
             # options of rewards are joined by reward and name: a method states those of its own rewards only
             if key == JOINED and key in values:
-                values[key] = join_reward_options(values[key], value)
+                values[key] = values[key].over_options(value)
             if key in values or any(_governs(k, key, keys) for k in stage_sources):
                 continue
             # what a method adds to its own part goes with that part when the caller replaces it
@@ -249,14 +256,6 @@ def merge(
         if not stage_keys and not any(_governs(key, k, keys) for _, _, keys in definitions for k in keys):
             merged_keys[key] = dataclasses.replace(override, by_method=True)
     return merged_keys | values
-
-
-def join_reward_options(override: Stated, below: Any) -> Stated:
-    """Options of rewards as the caller states them, over those that a method states of the same rewards."""
-    if not isinstance(override.value, Mapping):
-        return override
-    both = {name: {**below.get(name, {}), **override.value.get(name, {})} for name in {**below, **override.value}}
-    return dataclasses.replace(override, value=both)
 
 
 def _governs(decision: str, key: str, keys: Mapping[str, Any]) -> bool:

@@ -22,17 +22,7 @@ from gxpo.base import yamltext
 from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.methods.compose import method
 from gxpo.methods.method import Method
-from gxpo.parts.definition import (
-    JOINED,
-    Stated,
-    check_allowed,
-    finite,
-    is_schedule,
-    is_section,
-    join_reward_options,
-    show,
-    stage_of,
-)
+from gxpo.parts.definition import JOINED, Stated, check_allowed, finite, is_schedule, is_section, show, stage_of
 from gxpo.parts.options import SECTIONS, canonical, flatten_keys, leaves, settings_of, silent_keys
 from gxpo.parts.settings import RUN_KEYS, RunSettings
 from gxpo.sampling.rollouts.logged import OF_PHASES
@@ -336,7 +326,7 @@ def _resolve(settings_given: Mapping[str, Stated], composition: Method | None) -
         composition = method(composition, part_keys, compat=compat.value)
     # Options of rewards join: the method's stay for those that the user does not state.
     if JOINED in stated_run_keys and JOINED in composition.run_keys:
-        stated_run_keys[JOINED] = join_reward_options(stated_run_keys[JOINED], composition.run_keys[JOINED].value)
+        stated_run_keys[JOINED] = stated_run_keys[JOINED].over_options(composition.run_keys[JOINED].value)
     stated_run_keys = over(composition.run_keys, stated_run_keys)
     settings = _validate(stated_run_keys)
     merged_keys = {k: Stated(v, "default") for k, v in RUN_KEYS.items()} | stated_run_keys

@@ -149,7 +149,7 @@ class Trainer(Stages):
             self._has_begun = True
         doctor = self._checkup() if main and self.settings.doctor.every else None
         while not self.is_finished and not is_over:
-            spent_before, phase_before = self.budget_share * e.points, self.current
+            points_before, phase_before = int(self.budget_share * e.points), self.current
             row = self._step_or_save()
             # The doctor compares steps of one method: a new phase gets a new one.
             if doctor is not None and self.current is not phase_before:
@@ -159,10 +159,8 @@ class Trainer(Stages):
             # A directory that was deleted meanwhile is noticed before and after the writes, and loses no step.
             with self._watched_directory():
                 best = self._note_best(row)
-                needs_evaluation = (e.every and row["step"] % e.every == 0) or int(self.budget_share * e.points) > int(
-                    spent_before
-                )
-                if self.is_finished or needs_evaluation or self._phase_is_over:
+                is_due = (e.every and row["step"] % e.every == 0) or int(self.budget_share * e.points) > points_before
+                if self.is_finished or is_due or self._phase_is_over:
                     row |= self._run_evaluation(row["step"])
                     best = self._note_best(row) or best
                 # Lines and rollouts first, the checkpoint last: a resumed run cuts what is after its checkpoint.

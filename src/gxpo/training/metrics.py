@@ -414,8 +414,7 @@ def metric(name: str) -> Metric | None:
 
 def meaning(name: str) -> str | None:
     """Describe a metric with unit and set in one line; None if unknown."""
-    entry = metric(name)
-    return None if entry is None else str(entry)
+    return None if (entry := metric(name)) is None else str(entry)
 
 
 def comparable(row: Mapping[str, Any]) -> dict[str, Any]:

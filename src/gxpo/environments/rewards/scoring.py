@@ -92,10 +92,8 @@ class RewardSet:
         if worker_rewards:
             self._workers = Workers([source for _, source in worker_rewards], timeout=timeout, count=workers)
             # the parameters of a function are known only where it has been loaded: the first worker reports them
-            for index, ((reward, _), argument_names) in enumerate(
-                zip(worker_rewards, self._workers.declared, strict=True)
-            ):
-                reward.worker_index, reward.argument_names = index, argument_names
+            for index, ((reward, _), names) in enumerate(zip(worker_rewards, self._workers.declared, strict=True)):
+                reward.worker_index, reward.argument_names = index, names
 
     @classmethod
     def make(

@@ -62,9 +62,7 @@ def packing_works(dtype: torch.dtype) -> bool:
     except (RuntimeError, AttributeError, TypeError, NotImplementedError):
         return False
     expected = x.float() @ w.float().t()
-    return all(
-        torch.allclose(y.float(), expected + offset, atol=0.03) for y, offset in zip(products, (0, 1), strict=True)
-    )
+    return all(torch.allclose(y.float(), expected + k, atol=0.03) for k, y in enumerate(products))
 
 
 @dataclass(frozen=True)
@@ -383,10 +381,8 @@ class Branches:
             if self.prompts is None:
                 keys_and_values = cache.columns(row, self.begin - prompt, self.begin - prompt + tokens)
             else:
-                prompt_columns = torch.cat(
-                    [x[self.owner[row], :, x.shape[2] - prompt :] for x in self.prompts.layers[i]]
-                )
-                keys_and_values = torch.cat([prompt_columns, cache.columns(row, 0, tokens - prompt)], 1)
+                own_prompt = [x[self.owner[row], :, x.shape[2] - prompt :] for x in self.prompts.layers[i]]
+                keys_and_values = torch.cat([torch.cat(own_prompt), cache.columns(row, 0, tokens - prompt)], 1)
             keys, values = keys_and_values.chunk(2, 0)
             # clones, since the cache is written on, and a view would keep all of it in memory
             out.append((keys.clone(), values.clone()))

@@ -433,17 +433,13 @@ class Play:
     def _unscored_forest(self, episodes: Sequence[Episode] | None) -> Forest:
         """Build the unscored forest of these episodes (default: all)."""
         chosen_ids = None if episodes is None else set(map(id, episodes))
-        episodes_to_record = [e for e in self.episodes if chosen_ids is None or id(e) in chosen_ids]
+        members = [e for e in self.episodes if chosen_ids is None or id(e) in chosen_ids]
         # samples of prompts need no records, unless the policy's version changed within one of them
-        are_samples = all(e.is_sample_of_prompt for e in episodes_to_record) and all(
-            e.trained_context is None for e in episodes_to_record
-        )
-        if are_samples and not any(
-            e.newest_action is not None and e.newest_action.versions for e in episodes_to_record
-        ):
-            return self._forest_of_samples(episodes_to_record)
+        are_samples = all(e.is_sample_of_prompt for e in members) and all(e.trained_context is None for e in members)
+        if are_samples and not any(e.newest_action is not None and e.newest_action.versions for e in members):
+            return self._forest_of_samples(members)
         # a fork's record refers to its base's, so bases are written too, and left out of the forest again
-        with_bases = {id(e) for e in episodes_to_record}
+        with_bases = {id(e) for e in members}
         # bases come before their forks, so one pass from the end also finds the bases of bases
         for e in reversed(self.episodes):
             if id(e) in with_bases and e.base is not None:
@@ -455,7 +451,7 @@ class Play:
         forest = Forest.from_records(
             [e.record(dataclasses.asdict(self._recorded_sampling(e))) for e in episodes_with_bases]
         )
-        if len(episodes_with_bases) == len(episodes_to_record):
+        if len(episodes_with_bases) == len(members):
             return forest
         return forest.select(
             [row for row, e in enumerate(episodes_with_bases) if chosen_ids is None or id(e) in chosen_ids]
