@@ -6,6 +6,7 @@ python scripts/study.py studies/board.yaml --store studies/board.jsonl    # make
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -58,6 +59,18 @@ def difference(rows: Mapping[int, Row], base: Mapping[int, Row], measure: str = 
     return seed_interval(pairs) if len(pairs) > 1 else None
 
 
+def cost_ratio(rows: Mapping[int, Row], base: Mapping[int, Row], target: float) -> str:
+    """Tokens to the target over the base's: geometric mean of pairs with its 95 % interval; "" unless all reach it."""
+    costs = [(tokens_to_target(rows[s], target), tokens_to_target(base[s], target)) for s in sorted(rows) if s in base]
+    logs = [math.log(cost / base_cost) for cost, base_cost in costs if cost is not None and base_cost is not None]
+    if len(logs) < max(2, len(costs)):
+        return ""
+    estimate = seed_interval(logs)
+    mean, low, high = (f"{math.exp(x):.2f}" for x in (estimate.mean, estimate.low, estimate.high))
+    text = f"{mean} ({low} to {high}) times"
+    return f", {text}" if estimate.holds_zero else f", **{text}**"
+
+
 def interval_text(estimate: Estimate | None) -> str:
     """Mean and interval, in bold where it leaves out 0."""
     if estimate is None:
@@ -74,7 +87,7 @@ def table(arms: Arms, seeds: int) -> list[str]:
     heads = (
         "arm", f"seeds of {seeds}", f"held-out accuracy at the end (start {number(start)})",
         "less grpo, same seed (95 %)", "pass@8, less grpo", "tokens an answer", "entropy",
-        f"thousand tokens to {number(target)} (runs)", "steps", "runs that the doctor calls sick",
+        f"thousand tokens to {number(target)} (runs), over grpo's", "steps", "runs that the doctor calls sick",
     )  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for label, rows in arms.items():
@@ -82,9 +95,9 @@ def table(arms: Arms, seeds: int) -> list[str]:
             lines.append(f"| {label} | 0 | missing | | | | | | | |")
             continue
         spent = [t for row in rows.values() if (t := tokens_to_target(row, target)) is not None]
-        cost = (
-            f"{statistics.fmean(spent) / 1000:.1f} ({len(spent)} of {len(rows)})" if spent else f"none of {len(rows)}"
-        )
+        reached = f"{len(spent)} of {len(rows)}"
+        cost = f"{statistics.fmean(spent) / 1000:.1f} ({reached})" if spent else reached
+        cost += "" if rows is base else cost_ratio(rows, base, target)
         entropy = [row["curves"]["entropy"][-1][1] for row in rows.values() if "entropy" in row["curves"]]
         words = [row["doctor"] for row in rows.values() if "doctor" in row]
         alarms = sum(bool(word) for word in words)

@@ -74,7 +74,7 @@ def test_a_fork_inside_an_action_is_drawn_once_up_to_the_fork():
 
 
 def test_pages_show_pictures_that_are_there():
-    text = "".join((ROOT / "docs" / name).read_text() for name in ("concepts.md", "step.md"))
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("concepts.md", "step.md", "board.md"))
     linked = {
         line.split("](pictures/")[1].split(")")[0]
         for line in text.replace("![", "\n![").splitlines()

@@ -138,7 +138,7 @@ def test_a_copy_for_samplers_shares_the_bytes_of_the_base(folder):
     learner.step(forest(), slanted)
     layers, copies = (nf4.layers_of(model) for model in (learner.model, published.model))
     assert all(copies[name].weight.data_ptr() == layer.weight.data_ptr() for name, layer in layers.items())
-    published.put((name, learner.snapshot()[name]) for name in published.names)
+    published.set_weights((name, learner.snapshot()[name]) for name in published.names)
     ids = torch.arange(9)[None]
     with torch.no_grad():
         assert torch.equal(published.model(ids).logits, learner.model(ids).logits)

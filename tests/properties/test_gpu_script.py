@@ -171,11 +171,11 @@ def test_a_part_that_hangs_or_crashes_costs_itself_alone(gpu, tmp_path, monkeypa
 
     commands = []
 
-    def in_process(command, seconds):
+    def run_process(command, seconds):
         commands.append((command[2], "--toy" in command, seconds))
         return "killed after 90 s" if command[2] == "learn" else None
 
-    monkeypatch.setattr(gpu, "in_process", in_process)
+    monkeypatch.setattr(gpu, "run_process", run_process)
     out = tmp_path / "f.jsonl"
     assert gpu.run_all(out, "cpu", toy=True, minutes=15, parts={"numerics": 1, "learn": 1, "kill": 20}) == 1
     assert [x[:2] for x in commands] == [("numerics", True), ("learn", True), ("kill", True)]

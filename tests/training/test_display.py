@@ -56,7 +56,7 @@ class FakeRun:
     step = 3
 
     class trainer:
-        spent = 0.0
+        budget_share = 0.0
 
         class settings:
             class trainer:

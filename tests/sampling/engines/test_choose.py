@@ -56,9 +56,9 @@ def test_a_configured_engine_is_taken_or_refused():
 @pytest.mark.parametrize(
     "asked, change, given, words",
     [
-        ("vllm", {}, {"installed": no}, "has no vllm; name an interpreter that has in sampling.engine_python"),
-        ("vllm", {"policies": 2}, {"installed": yes}, "2 policies, adapters of one model; set sampling.engine=torch"),
-        ("vllm", {"dtype": "float64"}, {"installed": yes}, "does not run float64"),
+        ("vllm", {}, {"has_vllm": no}, "has no vllm; name an interpreter that has in sampling.engine_python"),
+        ("vllm", {"policies": 2}, {"has_vllm": yes}, "2 policies, adapters of one model; set sampling.engine=torch"),
+        ("vllm", {"dtype": "float64"}, {"has_vllm": yes}, "does not run float64"),
         ("openai", {}, {}, "needs sampling.servers"),
         ("openai", {"policies": 3}, {"servers": "http://x/v1"}, "3 policies"),
         ("auto", {}, {"servers": "http://x/v1"}, "is used with sampling.engine=openai"),

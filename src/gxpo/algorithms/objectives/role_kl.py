@@ -34,7 +34,7 @@ def step_penalty(kl: Tensor, root: float, linear: float) -> Tensor:
 def adapt_coef(coef: float, kl: float, target: float, tolerance: float = 1.5, factor: float = 2.0) -> float:
     """Coefficient after a step: `factor` times it above `target` * `tolerance`, divided below `target` / `tolerance`.
 
-    >>> adapted(1.0, 0.04, 0.01), adapted(1.0, 0.001, 0.01), adapted(1.0, 0.01, 0.01)
+    >>> adapt_coef(1.0, 0.04, 0.01), adapt_coef(1.0, 0.001, 0.01), adapt_coef(1.0, 0.01, 0.01)
     (2.0, 0.5, 1.0)
     """
     return coef * factor if kl > target * tolerance else coef / factor if kl < target / tolerance else coef

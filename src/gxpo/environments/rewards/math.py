@@ -79,7 +79,7 @@ def plain(text: str) -> str:
 def join_digits(text: str) -> str:
     r"""Remove the blanks that separate thousands in a text's numbers.
 
-    >>> unseparated(r"it is 1\,000 or 1{,}000")
+    >>> join_digits(r"it is 1\,000 or 1{,}000")
     'it is 1000 or 1000'
     """
     return SEPARATED.sub("", text)

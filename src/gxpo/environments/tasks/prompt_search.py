@@ -22,6 +22,7 @@ def with_template(template: str, task: Task) -> Task:
 
     Raises TaskError for prompts that hold no such text (token ids, pictures alone).
 
+    >>> from gxpo.parts.protocols import Task
     >>> with_template("Sum: {prompt}?", Task("a", "1+2")).prompt
     'Sum: 1+2?'
     """

@@ -131,9 +131,9 @@ def mix_uniform(score: Tensor, uniform: float) -> Tensor:
     A score of 0 is never drawn but by the uniform share. Where all are 0, that share is all of the draws, and without
     one all chances are 0.
 
-    >>> mixed(torch.tensor([3.0, 1.0]), 0.5).tolist()
+    >>> mix_uniform(torch.tensor([3.0, 1.0]), 0.5).tolist()
     [0.625, 0.375]
-    >>> mixed(torch.zeros(2), 0.1).tolist(), mixed(torch.zeros(2), 0.0).tolist()
+    >>> mix_uniform(torch.zeros(2), 0.1).tolist(), mix_uniform(torch.zeros(2), 0.0).tolist()
     ([0.5, 0.5], [0.0, 0.0])
     """
     # no weight anywhere and no uniform share: the caller tells that the source is exhausted

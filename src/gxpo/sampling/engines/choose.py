@@ -71,7 +71,7 @@ def choose(
 
     engine     "auto" | "torch" | "vllm" | "openai"
     python     interpreter that has vLLM (None: this one);   servers  addresses of OpenAI-compatible servers
-    installed  tells if an interpreter has vLLM
+    has_vllm   tells if an interpreter has vLLM
     """
     # Settings of another engine would be ignored silently, so they are refused first.
     if servers is not None and engine != "openai":

@@ -30,7 +30,7 @@ def attempts_needed(rate: float, most: int, confidence: float = 0.9) -> int:
 
     It is ln(1 - confidence) / ln max(p, 1 - p), rounded down.
 
-    >>> needed(0.5, 128), needed(0.9, 128), needed(0.99, 128)
+    >>> attempts_needed(0.5, 128), attempts_needed(0.9, 128), attempts_needed(0.99, 128)
     (3, 21, 128)
     """
     return int(min(most, math.log(1 - confidence) / math.log(max(rate, 1 - rate))))

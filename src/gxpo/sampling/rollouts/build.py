@@ -111,7 +111,7 @@ def random_for(session: Session, *names: object) -> random.Random:
 def dotted_name(key: StreamKey) -> str:
     """Format attempt and path of a stream as the last part of an id.
 
-    >>> dotted(StreamKey(0, 1, "task", 3, (0, 1)))
+    >>> dotted_name(StreamKey(0, 1, "task", 3, (0, 1)))
     '3.0.1'
     """
     return ".".join(map(str, (key.attempt, *key.path)))

@@ -25,7 +25,7 @@ def is_mixed(success: Tensor, group: Tensor) -> Tensor:
     success [R] (nan unknown: not compared), group [R] ids. A group whose verdicts are all unknown is not mixed.
     Source: DAPO (arXiv 2503.14476, eq. 11, 0 < #correct < G); its code keeps population std > 0 or size 1.
 
-    >>> mixed(torch.tensor([1., 1., 1., 0., 0., 0.]), torch.tensor([0, 0, 1, 1, 2, 2])).tolist()
+    >>> is_mixed(torch.tensor([1., 1., 1., 0., 0., 0.]), torch.tensor([0, 0, 1, 1, 2, 2])).tolist()
     [False, False, True, True, False, False]
     """
     has_verdict_R = success.isfinite()

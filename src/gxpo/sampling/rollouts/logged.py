@@ -259,7 +259,7 @@ class Logged(RolloutPart):
     bounds: list[float] = field(default_factory=lambda: [0.5])
     template: str = "Outcome {code}.\n{prompt}"
     read: dict[str, File] = field(init=False, repr=False, compare=False, default_factory=dict)
-    checked_files: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
+    past_checks: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
 
     def __post_init__(self) -> None:
         check_template("rollout.template", self.template, ("prompt", "code"))
@@ -348,8 +348,8 @@ class Logged(RolloutPart):
         """Warn once of turns that the policy has no room for: its own calls are cut, and nobody can read them."""
         most = max(len(turn["action"]) for line in lines for turn in line["turns"])
         limit, note = session.sampling.max_new_tokens, "lengths of turns"
-        if session.envs is not None and session.envs.tools and most > limit and note not in self.checked:
-            self.checked.add(note)
+        if session.envs is not None and session.envs.tools and most > limit and note not in self.past_checks:
+            self.past_checks.add(note)
             warnings.warn(
                 f"a logged turn has {most} tokens and sampling.max_new_tokens is {limit}: the policy's own calls are "
                 f"cut: set sampling.max_new_tokens={most} or more",
@@ -358,9 +358,9 @@ class Logged(RolloutPart):
 
     def _draw_from_file(self, n: int, session: Session) -> Forest:
         # another tokenizer's ids would train on other texts without a word, so a few are compared once a file
-        if self.file not in self.checked_files:
+        if self.file not in self.past_checks:
             self.records.check_tokens(session.decode)
-            self.checked_files.add(self.file)
+            self.past_checks.add(self.file)
         pieces, groups, ids = list[Forest](), Counter[str](), Counter[str]()
         # a group that a step draws twice, in a new epoch, gets another name and other ids
         for group in self.records.draw(n, session.step, session.seed):

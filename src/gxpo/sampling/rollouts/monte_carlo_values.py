@@ -259,7 +259,7 @@ class MonteCarloValues(Rollout):
 def reduce_outcomes(outcome: Tensor, reduction: str, eta: float = 1.0) -> Tensor:
     """Value [n] of states from the outcomes [n, K] of their continuations, nan unscored; see `reduce`.
 
-    >>> reduced(torch.tensor([[1.0, 0.0]]), "soft").round(decimals=6).tolist()
+    >>> reduce_outcomes(torch.tensor([[1.0, 0.0]]), "soft").round(decimals=6).tolist()
     [0.620115]
     """
     if reduction == "mean":

@@ -37,7 +37,7 @@ def fill_template(template: str, observation: str | Sequence[Message], plan: str
 
     An empty template leaves the messages as they are.
 
-    >>> filled("Now: {plan}. {prompt}", "a door", "open it")
+    >>> fill_template("Now: {plan}. {prompt}", "a door", "open it")
     [{'role': 'user', 'content': 'Now: open it. a door'}]
     """
     *before, last = messages_of(observation)

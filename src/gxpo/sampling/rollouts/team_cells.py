@@ -22,7 +22,7 @@ from gxpo.sampling.rollouts.team_policies import TeamPolicies
 def mix_scores(team: Tensor, local: Tensor, alpha: float = 1.0) -> Tensor:
     """Reward [n] of each candidate: alpha * team + local. Source: AT-GRPO, arXiv 2510.11062.
 
-    >>> mixed(torch.tensor([1., 0., 0., 1.]), torch.tensor([.5, .25, 0., 1.])).tolist()
+    >>> mix_scores(torch.tensor([1., 0., 0., 1.]), torch.tensor([.5, .25, 0., 1.])).tolist()
     [1.5, 0.25, 0.0, 2.0]
     """
     return alpha * team.to(torch.float64) + local.to(torch.float64)

@@ -34,7 +34,7 @@ def check_template(key: str, template: str, required_fields: Sequence[str], opti
 def reword(task: Task, template: str, **fields: str) -> Task:
     """Return the task with its prompt put into a template: {prompt} is its text, of a chat the last user message.
 
-    >>> reworded(Task("a", "37+48="), "{prompt}{hint}", hint="7+8").prompt
+    >>> reword(Task("a", "37+48="), "{prompt}{hint}", hint="7+8").prompt
     '37+48=7+8'
     """
     prompt = task.prompt

@@ -29,7 +29,7 @@ def parse_json(text: str) -> Any:
 def strip_fence(text: str) -> str:
     """Text inside of a fenced block that is all of the text (``` or ```json); the whole text without one.
 
-    >>> unfenced("```json\\n[1]\\n``` "), unfenced("[1]")
+    >>> strip_fence("```json\\n[1]\\n``` "), strip_fence("[1]")
     ('[1]', '[1]')
     """
     body = text.strip()
