@@ -40,8 +40,9 @@ def arms_of(listed: Mapping[str, Any], store: Mapping[tuple[str, int], Row]) -> 
     return arms, seeds
 
 
-def end_of(row: Row, measure: str = "eval_accuracy") -> float:
-    return float(row["evaluations"][-1][measure])
+def end_of(row: Row, measure: str = "eval_accuracy", place: int = -1) -> float:
+    """A figure of the last evaluation, or of the one at `place`: -2 is half way."""
+    return float(row["evaluations"][place][measure])
 
 
 def tokens_to_target(row: Row, target: float) -> float | None:
@@ -53,9 +54,11 @@ def tokens_to_target(row: Row, target: float) -> float | None:
     return None
 
 
-def difference(rows: Mapping[int, Row], base: Mapping[int, Row], measure: str = "eval_accuracy") -> Estimate | None:
+def difference(
+    rows: Mapping[int, Row], base: Mapping[int, Row], measure: str = "eval_accuracy", place: int = -1
+) -> Estimate | None:
     """End of an arm less the base's, paired by seed, with the 95 % t interval; None with fewer than two pairs."""
-    pairs = [end_of(rows[s], measure) - end_of(base[s], measure) for s in sorted(rows) if s in base]
+    pairs = [end_of(rows[s], measure, place) - end_of(base[s], measure, place) for s in sorted(rows) if s in base]
     return seed_interval(pairs) if len(pairs) > 1 else None
 
 
@@ -86,13 +89,13 @@ def table(arms: Arms, seeds: int) -> list[str]:
     target = start + TARGET * (statistics.fmean(map(end_of, base.values())) - start)
     heads = (
         "arm", f"seeds of {seeds}", f"held-out accuracy at the end (start {number(start)})",
-        "less grpo, same seed (95 %)", "pass@8, less grpo", "tokens an answer", "entropy",
+        "less grpo, same seed (95 %)", "half way, less grpo", "pass@8, less grpo", "tokens an answer", "entropy",
         f"thousand tokens to {number(target)} (runs), over grpo's", "steps", "runs that the doctor calls sick",
     )  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for label, rows in arms.items():
         if not rows:
-            lines.append(f"| {label} | 0 | missing | | | | | | | |")
+            lines.append(f"| {label} | 0 | missing |{' |' * (len(heads) - 3)}")
             continue
         spent = [t for row in rows.values() if (t := tokens_to_target(row, target)) is not None]
         reached = f"{len(spent)} of {len(rows)}"
@@ -106,6 +109,7 @@ def table(arms: Arms, seeds: int) -> list[str]:
             str(len(rows)),
             number(statistics.fmean(map(end_of, rows.values()))),
             "" if rows is base else interval_text(difference(rows, base)),
+            "" if rows is base else interval_text(difference(rows, base, place=-2)),
             "" if rows is base else interval_text(difference(rows, base, "eval_pass_at_8")),
             f"{statistics.fmean(end_of(row, 'eval_length') for row in rows.values()):.1f}",
             f"{statistics.fmean(entropy):.2f}" if entropy else "",
