@@ -95,7 +95,7 @@ def table(arms: Arms, seeds: int) -> list[str]:
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for label, rows in arms.items():
         if not rows:
-            lines.append(f"| {label} | 0 | missing |{' |' * (len(heads) - 3)}")
+            lines.append(f"| {label} | 0 | missing |" + " |" * (len(heads) - 3))
             continue
         spent = [t for row in rows.values() if (t := tokens_to_target(row, target)) is not None]
         reached = f"{len(spent)} of {len(rows)}"

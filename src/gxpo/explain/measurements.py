@@ -11,7 +11,7 @@ from gxpo.doctor import evidence
 from gxpo.doctor.evidence import format_signed
 
 PATH = Path(__file__).with_name("measurements.csv")
-COLUMNS = ("method", "keys", "setting", "model", "difference", "low", "high", "seeds", "against")
+COLUMNS: tuple[str, ...] = ("method", "keys", "setting", "model", "difference", "low", "high", "seeds", "against")
 NOT_MEASURED = "not measured"
 LIMITS = "held-out accuracy, small policies on small tasks: docs/results.md"
 
