@@ -20,7 +20,6 @@ from gxpo.forest.grouped import dense
 from gxpo.learning.optimiser import Optimiser, local
 from gxpo.learning.packing import MicroBatch
 from gxpo.learning.parameter_checks import fingerprint
-from gxpo.models import nf4
 from gxpo.parts.definition import show
 from gxpo.parts.functions import place_of
 from gxpo.parts.protocols import LossFunction, StepInfo, StepRunner
@@ -285,6 +284,8 @@ class InProcess:
     def meta(self) -> dict[str, Any]:
         """State of a checkpoint besides its tensors, as JSON; of a base in NF4, which no checkpoint holds, the checksum
         of its codes and scales."""
+        from gxpo.models import nf4  # methods load this module, and no models
+
         base = nf4.tensors_of(self.model)
         return {"steps": self.optimiser.steps, **({"base_fingerprint": fingerprint(base)} if base else {})}
 
@@ -293,6 +294,8 @@ class InProcess:
         steps = meta.get("steps")
         if not isinstance(steps, int) or steps < 0:
             raise CheckpointError(f"the learner's part of the checkpoint has steps {steps!r}; it must be a number >= 0")
+        from gxpo.models import nf4
+
         # 4-bit weights are made anew from the model's files; another version may round another way
         recorded = meta.get("base_fingerprint")
         if recorded is not None and recorded != (number := fingerprint(nf4.tensors_of(self.model))):
