@@ -11,7 +11,7 @@ copyright = author
 version = release = __version__
 html_title = f"gxpo {__version__}"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 source_suffix = {".md": "markdown"}
 root_doc = "index"
 myst_heading_anchors = 4  # anchors as GitHub makes them
