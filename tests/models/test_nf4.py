@@ -67,7 +67,7 @@ def test_weights_are_a_table_of_sixteen_values_times_the_scale_of_their_block(fo
         excess = (values - blocks).abs() - (nearest * scale - blocks).abs()
         assert excess.max() <= 0.02 * scale.max(), name
         assert torch.isclose(values / scale, torch.tensor(TABLE)[:, None, None], atol=0.02).any(0).all(), name
-        assert torch.equal(nf4.dequantised(layer.weight), nf4.values_of(layer.weight)), name
+        assert torch.equal(nf4.dequantise(layer.weight), nf4.values_of(layer.weight)), name
 
 
 def test_a_weight_takes_half_a_byte_and_its_scale_the_128th_part_of_one(folder):
@@ -160,7 +160,7 @@ def test_a_checkpoint_knows_its_base_and_refuses_another(folder):
 
 # ---------------------------------------------------------------- refusals
 def test_wrong_weights_of_a_kernel_are_found_before_a_run(folder, monkeypatch):
-    monkeypatch.setattr(nf4, "dequantised", lambda weight: nf4.values_of(weight).roll(1, 0))
+    monkeypatch.setattr(nf4, "dequantise", lambda weight: nf4.values_of(weight).roll(1, 0))
     with pytest.raises(ModelError, match=r"wrong weights for model.layers.1.self_attn.\w+ \(64 x 64\)"):
         loaded(folder)
 

@@ -15,7 +15,7 @@ BLOCK = 64  # weights that share a scale; the scales are 8-bit numbers with scal
 LEAST_SHARE = 0.5  # of a model's inner matrices that have to be in NF4: else little memory is saved, in silence
 
 
-def loading(config: Any, name: str, dtype: str, device: str) -> dict[str, Any]:
+def loading_arguments(config: Any, name: str, dtype: str, device: str) -> dict[str, Any]:
     """Arguments of `from_pretrained` that quantise a model's linear layers, but for its head, while it is loaded.
 
     dtype  in which products are computed, and of all other parameters
@@ -28,7 +28,7 @@ def loading(config: Any, name: str, dtype: str, device: str) -> dict[str, Any]:
     transformers: Any = need("transformers", "train")
     if dtype not in ("bfloat16", "float32"):
         raise ModelError(f"learner.base=nf4 computes in learner.dtype=bfloat16 or float32, not {dtype}")
-    if files_method := quantised_by(config):
+    if files_method := quantisation_method(config):
         raise ModelError(f"model {name!r}: its files are quantised ({files_method}): {UNQUANTISED}")
     return {
         "device_map": {"": device},
@@ -50,7 +50,7 @@ def quiet() -> None:
 UNQUANTISED = "take the model that they were made from; learner.base=nf4 quantises it"
 
 
-def quantised_by(config: Any) -> str | None:
+def quantisation_method(config: Any) -> str | None:
     """Method by which the files of a model are quantised, from its config; None: they aren't."""
     settings = getattr(config, "quantization_config", None)
     if settings is None:
@@ -83,7 +83,7 @@ def settle(model: Any, name: str) -> None:
         layer.support_avx512bf16_for_cpu = False
     # one layer of each shape: kernels differ by shape alone
     for layer_name, layer in {x.weight.quant_state.shape: (n, x) for n, x in layer_by_name.items()}.values():
-        expected, actual = values_of(layer.weight), dequantised(layer.weight)
+        expected, actual = values_of(layer.weight), dequantise(layer.weight)
         if not bool((actual.float() - expected).abs().max() <= 0.01 * expected.abs().max()):
             rows, columns = layer.weight.quant_state.shape
             raise ModelError(
@@ -111,7 +111,7 @@ def tensors_of(model: Any) -> dict[str, Tensor]:
     return out
 
 
-def dequantised(weight: Any) -> Tensor:
+def dequantise(weight: Any) -> Tensor:
     """[out, in] weight of a layer in NF4, as bitsandbytes computes it for a product."""
     functional: Any = need("bitsandbytes.functional", "nf4")
     return functional.dequantize_4bit(weight.data, weight.quant_state)

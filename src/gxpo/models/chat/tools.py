@@ -57,17 +57,17 @@ def _type(name: str, parameter: Any) -> str:
     """Type of a parameter, its default and description: `integer = 10 (most results)`; other schemas as JSON."""
     if not isinstance(parameter, Mapping):
         return json.dumps(parameter)
-    stated = dict(parameter)
+    rest = dict(parameter)
     # titles that programs make of names
-    if str(stated.get("title", "")).lower() == name.replace("_", " ").lower():
-        del stated["title"]
-    default = f" = {json.dumps(stated.pop('default'), ensure_ascii=False)}" if "default" in stated else ""
-    about = f" ({stated.pop('description')})" if "description" in stated else ""
-    kind = json.dumps(stated, ensure_ascii=False)
-    if stated.keys() == {"type"} and isinstance(stated["type"], str):
-        kind = stated["type"]
-    elif stated.keys() - {"type"} == {"enum"} and stated["enum"]:
-        kind = " | ".join(json.dumps(value, ensure_ascii=False) for value in stated["enum"])
+    if str(rest.get("title", "")).lower() == name.replace("_", " ").lower():
+        del rest["title"]
+    default = f" = {json.dumps(rest.pop('default'), ensure_ascii=False)}" if "default" in rest else ""
+    about = f" ({rest.pop('description')})" if "description" in rest else ""
+    kind = json.dumps(rest, ensure_ascii=False)
+    if rest.keys() == {"type"} and isinstance(rest["type"], str):
+        kind = rest["type"]
+    elif rest.keys() - {"type"} == {"enum"} and rest["enum"]:
+        kind = " | ".join(json.dumps(value, ensure_ascii=False) for value in rest["enum"])
     return f"{kind}{default}{about}"
 
 

@@ -201,7 +201,7 @@ def action(*pieces: Completion) -> dict[str, Any]:
 
 
 def extra_of(pieces: Sequence[Completion], name: str) -> Tensor:
-    """What an engine has recorded under this name, [T, ...]: the rows of all pieces."""
+    """Concatenate what an engine has recorded under a name: [T, ...], the rows of all pieces."""
     blocks = [piece.extras[name] for piece in pieces]
     return torch.from_numpy(blocks[0] if len(blocks) == 1 else np.concatenate(blocks))
 

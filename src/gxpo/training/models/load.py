@@ -362,11 +362,11 @@ def _from_pretrained(name: str, dtype: str, base: str | None = None, device: str
         sees = config.model_type in READ
         if base is not None and sees:
             raise ModelError(f"model {name!r}: learner.base={base} has not been tried on models that see: leave it out")
-        if base is None and nf4.quantised_by(config) == "bitsandbytes":
+        if base is None and nf4.quantisation_method(config) == "bitsandbytes":
             raise ModelError(f"model {name!r}: its files are quantised (bitsandbytes): {nf4.UNQUANTISED}")
         model, loading_info = _model_class(config).from_pretrained(
             name,
-            **({} if base is None else nf4.loading(config, name, dtype, device)),
+            **({} if base is None else nf4.loading_arguments(config, name, dtype, device)),
             dtype=getattr(torch, dtype),
             trust_remote_code=False,
             output_loading_info=True,
