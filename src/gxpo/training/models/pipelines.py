@@ -291,7 +291,7 @@ def made_directory(data: str, cache: str | os.PathLike[str] | None, notify: Call
     if not target.is_dir():
         notify(f"flow matching of a small UNet on {data} (once, then cached)")
         network, scheduler = small_network(), diffusers.FlowMatchEulerDiscreteScheduler()
-        warm_up(network, *DATA[data]())
+        warm_up(network, *DATA[data](), RECIPE)
 
         def fill(folder: Path) -> None:
             network.save_pretrained(folder / "unet", safe_serialization=True)
@@ -314,7 +314,7 @@ def small_network(seed: int = 0) -> Any:
 
 
 def warm_up(
-    network: nn.Module, pixels: np.ndarray, labels: np.ndarray, recipe: Mapping[str, Any] = RECIPE, seed: int = 0
+    network: nn.Module, pixels: np.ndarray, labels: np.ndarray, recipe: Mapping[str, Any], seed: int = 0
 ) -> None:
     """Train a class-conditional network by flow matching on pictures: pixels [n, 64] in [-1, 1], labels [n]."""
     data = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8)
