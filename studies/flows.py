@@ -30,7 +30,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -218,16 +218,20 @@ def main() -> None:
     parser.add_argument("--store", type=Path, help="file of the rows")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--first-seed", type=int, default=0, help="pilots have seeds of their own, from 1000 on")
-    parser.add_argument("--lr", type=float, help="another rate, for pilots, into a --store of its own")
+    parser.add_argument("--lr", type=float, help="another rate, into a --store of its own")
+    parser.add_argument("--steps", type=int, help="more or fewer training steps, into a --store of its own")
     parser.add_argument("--table", type=Path, help="print the figures of this file; run nothing")
     arguments = parser.parse_args()
     if arguments.table:
         table(arguments.table)
         return
-    if arguments.lr and not arguments.store:
-        parser.error("--lr needs a --store: the studies' rows are of one rate")
+    if (arguments.lr or arguments.steps) and not arguments.store:
+        parser.error("--lr and --steps need a --store: rows of a file are of one rate and of as many steps")
     name = "flows" if arguments.setting == "ring" else f"flows_{arguments.setting}"
     store = arguments.store or HERE / f"{name}.jsonl"
+    setting = SETTINGS[arguments.setting]
+    if arguments.steps:
+        setting = replace(setting, steps=arguments.steps, every=max(1, arguments.steps // 3))
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=HERE
     )
@@ -236,7 +240,7 @@ def main() -> None:
         for arm in arguments.arms:
             if (arm, seed) not in there:
                 keys = {"optim.lr": arguments.lr} if arguments.lr else {}
-                row = {**run(SETTINGS[arguments.setting], arm, seed, keys), "commit": commit.stdout.strip()}
+                row = {**run(setting, arm, seed, keys), "commit": commit.stdout.strip()}
                 with store.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 print(f"{arm} seed {seed}: {row['seconds']} s", flush=True)
