@@ -4,6 +4,7 @@
     python studies/flows.py --setting letters              # what studies/flows_letters.jsonl lacks
     python studies/flows.py dance_grpo awm --store FILE    # these arms, into another file
     python studies/flows.py --table studies/flows.jsonl
+    python studies/flows.py mix_grpo awm --setting letters --steps 180 --first-seed 1000 --seeds 1 --store FILE  # longer
 
 ring     the model "flow", 8 denoising steps; 120 training steps of 4 conditions and 8 samples each. A sample is right
          within .3 of its point.
@@ -204,7 +205,7 @@ def table(file: Path) -> None:
             text = f"{arm:15} {step:>4} {key:16} seeds {len(seeds)}  {means[0]:.3f} -> {means[1]:.3f}"
             if len(seeds) > 1:
                 text += "  change {:+.3f} to {:+.3f}".format(*paired_interval(before, after))
-            shared = sorted(set(seeds) & set(rows["flow_grpo"]))
+            shared = sorted(set(seeds) & set(rows.get("flow_grpo", {})))
             if arm != "flow_grpo" and len(shared) > 1:
                 apart = [by_seed[s][step][key] - rows["flow_grpo"][s][step][key] for s in shared]
                 text += "  less flow_grpo {:+.3f} to {:+.3f}".format(*mean_interval(apart))
