@@ -4,7 +4,7 @@
     python studies/flows.py --setting letters              # what studies/flows_letters.jsonl lacks
     python studies/flows.py dance_grpo awm --store FILE    # these arms, into another file
     python studies/flows.py --table studies/flows.jsonl
-    python studies/flows.py mix_grpo awm --setting letters --steps 180 --first-seed 1000 --seeds 1 --store FILE  # longer
+    python studies/flows.py mix_grpo awm --setting letters --steps 180 --first-seed 1000 --seeds 1 --store FILE
 
 ring     the model "flow", 8 denoising steps; 120 training steps of 4 conditions and 8 samples each. A sample is right
          within .3 of its point.
