@@ -37,7 +37,7 @@ team = Graph(
             running=True,
             answer="{solver}",
             stop=("=",),
-            calls=(Call("adder", COLUMN, reply=reply, most=2),),
+            calls=(Call("adder", COLUMN, reply=reply, max_calls=2),),
         ),
     ),
     helpers=(Role("adder", adder_prompt, local=column_reward),),

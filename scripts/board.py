@@ -1,4 +1,4 @@
-"""The board: docs/board.md's table and docs/pictures/board.svg, from the rows of studies/board.jsonl.
+"""The board: docs/board.md's tables and docs/pictures/board.svg, from studies/board.jsonl and board_toy.jsonl.
 
 python scripts/board.py            # writes the table and the picture
 python scripts/study.py studies/board.yaml --store studies/board.jsonl    # makes the runs that are missing first
@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+from scipy.stats import spearmanr
+
 from gxpo.base.page.chart import svg_chart
 from gxpo.compare.inference import seed_interval
 from gxpo.compare.results import Estimate
@@ -21,18 +24,23 @@ from study_rows import digest, read_store
 
 PAGE, PICTURE = HERE / "docs" / "board.md", HERE / "docs" / "pictures" / "board.svg"
 LIST, STORE = HERE / "studies" / "board.yaml", HERE / "studies" / "board.jsonl"
-BEGIN, END = "<!-- board -->", "<!-- end -->"
-EXPERIMENTS = ("board", "board_prompts")
+TOY_LIST, TOY_STORE = HERE / "studies" / "board_toy.yaml", HERE / "studies" / "board_toy.jsonl"
+BEGIN, BEGIN_TOYS, END = "<!-- board -->", "<!-- toys -->", "<!-- end -->"
+EXPERIMENTS = ("board", "board_prompts", "board_settings", "board_methods")
+TOY_EXPERIMENTS = ("board_toy",)
+RESAMPLES = 2000
 TARGET = 0.8  # share of the base's mean gain that a run has to reach
 Row = Mapping[str, Any]
 Arms = dict[str, dict[int, Row]]  # label -> seed -> row
 
 
-def arms_of(listed: Mapping[str, Any], store: Mapping[tuple[str, int], Row]) -> tuple[Arms, int]:
+def arms_of(
+    listed: Mapping[str, Any], store: Mapping[tuple[str, int], Row], ids: Sequence[str] = EXPERIMENTS
+) -> tuple[Arms, int]:
     """Rows of every arm, the base first, and the number of seeds that are planned."""
     arms: Arms = {}
     seeds = 0
-    for experiment in (e for e in listed["experiments"] if e["id"] in EXPERIMENTS):
+    for experiment in (e for e in listed["experiments"] if e["id"] in ids):
         setting, seeds = listed["settings"][experiment["setting"]], experiment["seeds"]
         for arm in (experiment["base"], *experiment["arms"]):
             name = digest(keys_of(setting, arm))
@@ -130,6 +138,50 @@ def by_seed(arms: Arms, seeds: int) -> list[str]:
     return lines
 
 
+def pairs_of(arms: Arms) -> dict[str, list[float]]:
+    """Differences from the base by seed, of the arms that have two."""
+    base, *others = arms.items()
+    pairs = {
+        label: [end_of(rows[s]) - end_of(base[1][s]) for s in sorted(rows) if s in base[1]] for label, rows in others
+    }
+    return {label: differences for label, differences in pairs.items() if len(differences) > 1}
+
+
+def rank_correlation(x: Mapping[str, Sequence[float]], y: Mapping[str, Sequence[float]]) -> tuple[float, float, float]:
+    """Spearman's correlation of the means of common labels, with the 95 % percentile interval over resampled seeds."""
+    labels = [label for label in x if label in y]
+    rng = np.random.default_rng(0)
+
+    def mean_of(differences: Sequence[float], resample: bool) -> float:
+        return float(np.mean(rng.choice(differences, len(differences)) if resample else differences))
+
+    def correlation(resample: bool) -> float:
+        means = [[mean_of(side[label], resample) for label in labels] for side in (x, y)]
+        return float(spearmanr(*means).statistic)
+
+    low, high = np.percentile([correlation(resample=True) for _ in range(RESAMPLES)], [2.5, 97.5])
+    return correlation(resample=False), float(low), float(high)
+
+
+def toys(arms: Arms, toy_arms: Arms) -> list[str]:
+    """Lines of the comparison with the small model: differences of each arm there and here, and rank correlations."""
+    here, there = pairs_of(arms), pairs_of(toy_arms)
+    heads = ("arm", "small model, less grpo (seeds)", "SmolLM2, less grpo (seeds)")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    common = [label for label in there if label in here]
+    for label in common:
+        cells = (f"{interval_text(seed_interval(side[label]))} ({len(side[label])})" for side in (there, here))
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    for which in (common, [label for label in common if label != "shuffled"]):
+        rho, low, high = rank_correlation({label: there[label] for label in which}, here)
+        text = f"{number(rho, sign=True)} (95 % {number(low, sign=True)} to {number(high, sign=True)})"
+        lines += [
+            "",
+            f"Spearman's correlation of the {len(which)} arms{'' if which is common else ' but the control'}: {text}.",
+        ]
+    return lines
+
+
 def picture(arms: Arms) -> str:
     """Held-out accuracy over generated tokens, means over the seeds of each arm."""
     series: dict[str, Sequence[tuple[float, float]]] = {}
@@ -149,15 +201,25 @@ def picture(arms: Arms) -> str:
     )  # fmt: skip
 
 
-def page(text: str, arms: Arms, seeds: int) -> str:
-    """The page with its table of now."""
-    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    return "\n".join([f"{before}{BEGIN}", *table(arms, seeds), "", *by_seed(arms, seeds), f"{END}{after}"])
+def page(text: str, arms: Arms, seeds: int, toy_arms: Arms) -> str:
+    """The page with its tables of now."""
+    for begin, lines in (
+        (BEGIN, [*table(arms, seeds), "", *by_seed(arms, seeds)]),
+        (BEGIN_TOYS, toys(arms, toy_arms)),
+    ):
+        before, _, rest = text.partition(begin)
+        text = "\n".join([f"{before}{begin}", *lines, f"{END}{rest.partition(END)[2]}"])
+    return text
+
+
+def toy_arms_of() -> Arms:
+    """Rows of the same arms on the small model."""
+    return arms_of(read_list(TOY_LIST), read_store(TOY_STORE), TOY_EXPERIMENTS)[0]
 
 
 def main() -> None:
     arms, seeds = arms_of(read_list(LIST), read_store(STORE))
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), arms, seeds), encoding="utf-8")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), arms, seeds, toy_arms_of()), encoding="utf-8")
     PICTURE.write_text(picture(arms) + "\n", encoding="utf-8")
     print(f"{sum(map(len, arms.values()))} of {seeds * len(arms)} runs")
 

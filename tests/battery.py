@@ -16,8 +16,8 @@ from gxpo.forest.forest import Forest
 
 ON_BATTERY = {  # components of the battery in the place of those that a method's own rewards make
     "arspo": {"weight.progress.kinds": ["correct", "format"]},
-    "hdpo": {"credit.weights": {"*": 1.0, "format": 0.15}, "credit.only": {"format": "success"}},
-    "primal_dual_marl": {"credit.cost": "format", "credit.at_most": 0.1},
+    "hdpo": {"credit.weights": {"*": 1.0, "format": 0.15}, "credit.conditions": {"format": "success"}},
+    "primal_dual_marl": {"credit.cost": "format", "credit.cost_limit": 0.1},
 }
 
 

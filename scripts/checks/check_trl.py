@@ -94,7 +94,7 @@ CASES: Mapping[str, tuple[int, dict[str, Any], str, dict[str, Any], dict[str, An
             "objective.entropy.coef": 0.02,
             "objective.entropy.control": "entropy_target",
             "objective.entropy.control.target": 15.0,
-            "objective.entropy.control.most": 0.028,
+            "objective.entropy.control.max_coef": 0.028,
             "objective.entropy.control.waits": True,
         },
         {"learning_rate": 0.5},
@@ -105,8 +105,8 @@ CASES: Mapping[str, tuple[int, dict[str, Any], str, dict[str, Any], dict[str, An
         "grpo@trl",
         {
             "weight.entropy_quantile": "token_weight",
-            "weight.entropy_quantile.by": "entropy",
-            "weight.entropy_quantile.keep": "above_quantile",
+            "weight.entropy_quantile.score": "entropy",
+            "weight.entropy_quantile.curve": "above_quantile",
             "weight.entropy_quantile.share": 0.3,
         },
         {"learning_rate": 0.5},
@@ -133,7 +133,7 @@ CASES: Mapping[str, tuple[int, dict[str, Any], str, dict[str, Any], dict[str, An
 GROWN: Mapping[str, dict[str, Any]] = {
     "dapo": {}, "aepo": {}, "anytime_brpo": {"rollout.summary_tokens": 2}, 
     "ar3po": {"rollout.stage_size": 2}, "arpo_gui": {}, "at_grpo": {},
-    "avatar_tas": {"rollout.min_stored": 2}, "eframe": {"rollout.every": 2}, "erpo": {"rollout.when": "uniform"},
+    "avatar_tas": {"rollout.min_stored": 2}, "eframe": {"rollout.every": 2}, "erpo": {"rollout.groups": "uniform"},
     "gcpo_gold": {}, "ghpo": {}, "igrpo": {}, "knapsack_rl": {}, "luffy": {}, "mbma": {}, "pav": {}, "r1v2_ssb": {},
     "r3": {}, "remax": {}, "repo_replay": {"rollout.min_stored": 2}, "rose": {},
     "scaf_grpo": {"rollout.warmup_steps": 0}, "spo_segment": {}, "tempsamp_r1": {}, "thor": {}, "tree_grpo": {},

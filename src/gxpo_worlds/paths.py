@@ -77,8 +77,8 @@ class Paths:
     shared     True: the team is paid the share that arrived; False: each agent 1 for its own arrival
     view       agents see the whole grid (0), or so many cells around them
 
-    A cell that two want goes to the first, unless the rollout has a rule of its own (`rollout.conflict`: `claims` are
-    the cells); a swap holds both back. Who is held back is told so. The last `info` has `path_figures`.
+    A cell that two want goes to the first, unless the rollout has a rule of its own (`rollout.conflict_rule`: `claims`
+    are the cells); a swap holds both back. Who is held back is told so. The last `info` has `path_figures`.
     The expert plans in the order of the agents, each around those before it in space and time.
     """
 

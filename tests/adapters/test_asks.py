@@ -86,7 +86,7 @@ def test_rewards_of_turns_are_refused(name):
 
 def test_own_rewards_are_applied_in_the_order_shape_then_add():
     composed = gxpo.method("grpo", {"reward.add.length": "length", "reward.add.length.max_length": 4,
-                                    "reward.add.length.of": "all"})  # fmt: skip
+                                    "reward.add.length.answers": "all"})  # fmt: skip
     forest = gxpo.Forest.from_completions([[1]], [[[2, 3], [2, 3, 4, 5]]], [1.0, 0.0])
     shaped = composed.shaped(forest)
     assert shaped.outcome.tolist() == [1.0 - 0.5 * 2 / 4, 0.0 - 0.5]
@@ -102,7 +102,7 @@ def test_only_parts_that_keep_something_remember():
                                              ("repo_replay", False), ("tree_grpo", False)])  # fmt: skip
 def test_rollouts_that_read_verdicts_are_found_by_growing_some(name, reads):
     offers = {"signals": ("entropy",), "facts": asks.FACTS, "lends": asks.SERVICES}
-    grows = ("task_temperature", "adaptive_group_size", "again", "replay", "tree")
+    grows = ("task_temperature", "adaptive_group_size", "retry", "replay", "tree")
     composed = gxpo.method(name)
     reasons = asks.refusals(composed, "TRL", grows=grows, **offers)
     assert len(reasons) == reads and all("needs verdicts: give success_at" in r for r in reasons)

@@ -248,7 +248,7 @@ def test_branches_within_answers_are_rows_that_share_tokens():
 
 def test_rows_at_a_temperature_of_their_own_are_read_at_it():
     trainer = make_trainer(
-        "erpo", overrides={"rollout.when": "uniform", "rollout.step": 0.5, "rollout.most": 2.0}, seed=5
+        "erpo", overrides={"rollout.groups": "uniform", "rollout.step": 0.5, "rollout.max_temperature": 2.0}, seed=5
     )
     step(trainer)
     # every task was met once; those whose group was all alike are hotter now

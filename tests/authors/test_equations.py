@@ -19,7 +19,7 @@ from gxpo.algorithms.signals import Signals
 from gxpo.algorithms.signals.texts import first_match
 from gxpo.forest.forest import Forest
 from gxpo.parts.definition import kind_of
-from gxpo.sampling.rollouts.again import Again
+from gxpo.sampling.rollouts.retry import Retry
 
 F64 = torch.float64
 EXACT = {"credit.eps": 0.0}  # the papers divide by the std alone
@@ -90,7 +90,7 @@ def test_igrpo() -> None:
     )
     m = gxpo.method("igrpo@paper", EXACT)
     part = m.rollout
-    assert isinstance(part, Again) and (part.options["n_drafts"], part.group_size) == (4, 4)
+    assert isinstance(part, Retry) and (part.options["n_drafts"], part.group_size) == (4, 4)
     forest = session.score(part.grow(tasks("a"), session))
     assert all(info["draft"] == "5" for info in forest.info)
     scores = [0.3, 0.1, 0.5, 0.1]

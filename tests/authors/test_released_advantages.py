@@ -222,7 +222,7 @@ def test_gdpo_over_trajectories_and_over_tokens() -> None:
     m = gxpo.method("gdpo_multi")
     actual = m.advantages(f)
     assert [float(actual[f.path_of(r)][0]) for r in range(5)] == pytest.approx(both[0], abs=1e-9)
-    actual = gxpo.method("gdpo_multi", {"credit.over": "tokens"}).advantages(f)
+    actual = gxpo.method("gdpo_multi", {"credit.batch_unit": "tokens"}).advantages(f)
     # the port's eps is 1e-6 in the group and inside the root over the tokens; gxpo has one eps, 1e-4, for both
     assert [float(actual[f.path_of(r)][0]) for r in range(5)] == pytest.approx(both[1], abs=1e-3)
 

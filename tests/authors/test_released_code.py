@@ -100,7 +100,7 @@ def test_knapsack_rl_splits_its_budget_as_released():
 def test_knapsack_rl_predicts_by_the_newest_sixteen_verdicts():
     part = gxpo.method("knapsack_rl").rollout
     assert isinstance(part, AdaptiveGroupSize)
-    assert (part.solver, part.window, part.enough, part.least, part.most) == ("fallback", 16, 8, 2, 128)
+    assert (part.solver, part.window, part.enough, part.min_attempts, part.max_attempts) == ("fallback", 16, 8, 2, 128)
     visits = {"a": [[1] * 6 + [0] * 6, [0] * 8], "b": [[1] * 20 + [0] * 12], "c": [[1, 1, 0]], "d": []}
     for name, each in visits.items():
         for verdicts in each:
@@ -224,7 +224,7 @@ def phases_of(name: str) -> tuple[dict, dict]:
 
 def test_itool_pairs_the_best_and_worst_child_of_every_node():
     """A node's children are a group, and their values what the search has seen below them."""
-    how = {"terminals": 6, "width": 3, "chunks": 3, "values": "mean", "backup": "all", "following": "root"}
+    how = {"terminals": 6, "width": 3, "chunks": 3, "values": "mean", "backup": "all", "resume_at": "root"}
     _, keys = phases_of("itool")
     assert {k: keys[f"rollout.{k}"] for k in how if f"rollout.{k}" in keys} == {
         k: how[k] for k in how if f"rollout.{k}" in keys
@@ -232,7 +232,7 @@ def test_itool_pairs_the_best_and_worst_child_of_every_node():
     seen_count = 0
     for step in range(6):
         full_value = Search(**how).grow([Task("a", "a?")], TreeSession(step=step))
-        nodes = Search(**how, trains="siblings").grow([Task("a", "a?")], TreeSession(step=step))
+        nodes = Search(**how, train="siblings").grow([Task("a", "a?")], TreeSession(step=step))
         ends = [
             (info["path"], 1 if s >= 1 else -1)
             for info, s in zip(full_value.info, full_value.success.tolist(), strict=True)

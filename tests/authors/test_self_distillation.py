@@ -185,5 +185,5 @@ def test_sdpo_self_has_the_settings_of_the_code() -> None:
     100 ids and a tail, ratios up to 2, a teacher that takes 0.05 of the policy after each step."""
     m = gxpo.method("sdpo_self")
     (term,), (teacher,) = (list(parts.values()) for parts in (dict(m.terms), m.signals))
-    assert (term.alpha, term.ratio_max, term.over) == (0.5, 2.0, "taught")
+    assert (term.alpha, term.ratio_max, term.mean_over) == (0.5, 2.0, "taught")
     assert (teacher.top_k, teacher.rate) == (100, 0.05)

@@ -223,5 +223,5 @@ def test_rose(keyed_by: str) -> None:
             at = [None if k is None else (k if keyed_by == "position" else tuple(tokens[:k])) for k in ends]
             V = [reward if key is None else math.fsum(values[key]) / len(values[key]) for key in at]
             expected.append(V[1] - V[0])
-    actual = gxpo.method("rose", {"credit.keyed_by": keyed_by}).advantages(Forest.from_records(records))
+    actual = gxpo.method("rose", {"credit.branch_key": keyed_by}).advantages(Forest.from_records(records))
     assert actual.tolist() == pytest.approx(expected, abs=1e-12)

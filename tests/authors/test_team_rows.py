@@ -102,7 +102,7 @@ def test_public_goods_pay_each_agent_its_utility() -> None:
 
 def test_calls_beyond_the_first_have_a_price() -> None:
     team = Graph(
-        (Role("lead", "q", answer="x", calls=(Call("h", "H", most=3),), again="go on"),), helpers=(Role("h", "h"),)
+        (Role("lead", "q", answer="x", calls=(Call("h", "H", max_calls=3),), again="go on"),), helpers=(Role("h", "h"),)
     )
     session = TeamSession(lambda policy, context, k: "HHH" if context == "q" else "x", lambda task, text: 1.0)
     m = gxpo.method("mashost", {"rollout.graph": team, "rollout.group_size": 1})

@@ -67,7 +67,7 @@ def test_alphamaths_selection() -> None:
     # 1.07, .89, 1.22, 1.97: the unvisited one; once it failed, .49 - 1, the third
     assert chosen("alphamath") == 3 and chosen("alphamath", children={3: (1, -1.0)}) == 2
     part = gxpo.method("alphamath").rollout
-    assert (part.width, part.values, part.backup, part.following) == (5, "mean", "all", "root")
+    assert (part.width, part.values, part.backup, part.resume_at) == (5, "mean", "all", "root")
 
 
 # ---------------------------------------------------------------- MASPRM
@@ -82,7 +82,7 @@ def test_masprms_selection() -> None:
     # 1.94, 1.79, 2.61, 2.79: now the unvisited one, not once another has 2 of 2
     assert chosen("masprm") == 3 and chosen("masprm", children={1: (2, 2.0)}) == 1
     part = gxpo.method("masprm").rollout
-    assert (part.width, part.values, part.backup, part.following) == (4, "mean", "all", "root")
+    assert (part.width, part.values, part.backup, part.resume_at) == (4, "mean", "all", "root")
 
 
 def test_a_parent_without_visits_prefers_nobody() -> None:

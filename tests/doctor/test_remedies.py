@@ -41,7 +41,7 @@ PYTHON = {
     "gxpo": set(),
 }
 METHODS_KEYS = set(method("grpo").keys) | {"method", "reward.add.length", "reward.add.overlong"}
-GXPO_KEYS = set(settings.FIELDS) | METHODS_KEYS | {f"reward.add.length.{k}" for k in ("coef", "of", "scale")}
+GXPO_KEYS = set(settings.FIELDS) | METHODS_KEYS | {f"reward.add.length.{k}" for k in ("coef", "answers", "scale")}
 KEYS = {
     "trl": {n for k in TRL if k not in ("from", "version") for n in TRL[k]},
     "verl": set(VERL["keys"]) | set(VERL["read"]),

@@ -111,7 +111,7 @@ def test_gdpo_over_trajectories_and_over_tokens() -> None:
     assert verl == pytest.approx([3.111522, 1.215577, -0.426360, -0.426360], abs=1e-5)
     inputs = {"components": COLUMNS, "weights": [1.0, 1.0]}
     assert ours("gdpo_multi", SUMS, ONE, **inputs) == pytest.approx(trl, abs=1e-9)
-    over = ours("gdpo_multi", SUMS, ONE, over="tokens", ddof=1, eps=1e-6, lengths=lengths, **inputs)
+    over = ours("gdpo_multi", SUMS, ONE, batch_unit="tokens", ddof=1, eps=1e-6, lengths=lengths, **inputs)
     assert over == pytest.approx(verl, abs=1e-6)
 
 

@@ -95,7 +95,7 @@ def test_a_cut_episode_that_is_over() -> None:
     """Zeros after the last turn: 0 + 0 - .5. Cut by a limit, it goes on from where it is: 0 + .5 - .5."""
     forest, signals = turns((1, 0.0), truncated=True), {"value": column(0.5)}
     assert Gae(level="turn")(forest, signals, 0).tolist() == [-0.5]
-    assert Gae(level="turn", cut="extend")(forest, signals, 0).tolist() == [0.0]
+    assert Gae(level="turn", truncation="extend")(forest, signals, 0).tolist() == [0.0]
 
 
 def test_a_value_read_in_one_place_and_trained_in_many() -> None:
@@ -147,7 +147,7 @@ def test_a_step_that_changed_nothing() -> None:
 def test_a_mask_that_raises_the_others() -> None:
     """A = .5, two of four tokens below .9: SPO's code divides by 2, the token mean by 4."""
     forest = valued(1.0, [0.5, 0.95, 0.6, 0.99], [0.5, NAN, NAN, NAN])
-    keys = {"credit": ValueDelta, "credit.confident": 0.9, "objective.aggregate": "token_mean"}
+    keys = {"credit": ValueDelta, "credit.max_probability": 0.9, "objective.aggregate": "token_mean"}
     logprob = forest.path_behaviour_logprob.clone().requires_grad_()
     loss = gxpo.method("grpo", keys).loss(forest, gxpo.PolicyTokens(logprob, forest.path_behaviour_logprob))
     (gradient,) = torch.autograd.grad(loss.value, logprob)

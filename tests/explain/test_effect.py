@@ -101,7 +101,7 @@ def test_who_learns_from_equal_groups_says_so(names):
     assert [name for name in names if learns_in_silence(name)] == []
 
 
-BOUNDS = {"primal_dual_marl": {"credit.cost": "correct", "credit.at_most": 0.5}}
+BOUNDS = {"primal_dual_marl": {"credit.cost": "correct", "credit.cost_limit": 0.5}}
 
 
 def learns_in_silence(name):

@@ -28,7 +28,7 @@ def test_a_part_has_its_options_ranges_and_users(pages):
     text = pages["parts.md"]
     bonus_section = text[text.index("### bonus\n") :].split("\n### ")[0]
     assert "| `credit.share` | number | above 0, up to 1 | `0.2` |" in bonus_section
-    assert "| `credit.at` | word | `all`, `last`, `labelled` | `all` |" in bonus_section
+    assert "| `credit.position` | word | `all`, `last`, `labelled` | `all` |" in bonus_section
     assert "Used by: [aapo](aapo.md)" in bonus_section and "all others" not in bonus_section
     assert "all others." in text[text.index("### relative\n") :].split("\n### ")[0]
 

@@ -81,7 +81,7 @@ def test_every_cut_gives_the_same_gradient(seed):
         assert farthest(small.gradient(forest, loss, names=NAMES, couples=couples), full_gradient) < 1e-12
 
 
-def test_against_one_plain_backward_pass():
+def test_retryst_one_plain_backward_pass():
     # a loop over trajectories of the whole model's own logits, cut nowhere
     forest = random_forest(11)
     learner = TorchLearner(MODEL, lr=0.0, tokens_per_microbatch=16)

@@ -39,7 +39,7 @@ class Session:
 
 def grown(model, part=None, **options):
     tasks = [Task(name, "?") for name in PROMPTS]
-    forest = (part or SoftThinking(3, closing=CLOSING)).grow(tasks, Session(model, **options))
+    forest = (part or SoftThinking(3, end_text=CLOSING)).grow(tasks, Session(model, **options))
     number = torch.arange(forest.n_trajectories, dtype=torch.float64)
     return forest.with_rewards(number % 3)
 
@@ -50,7 +50,7 @@ CLOSING = "~"
 
 def closing_of(model):
     """A character that some rows think of, neither first nor last."""
-    forest = grown(model, SoftThinking(3, closing="no such text"))
+    forest = grown(model, SoftThinking(3, end_text="no such text"))
     for r in range(forest.n_trajectories):
         tokens = forest.token[forest.path_token[forest.path_of(r)]].tolist()
         for token in tokens[2:-3]:
@@ -98,7 +98,7 @@ def test_what_is_stored_of_a_soft_step():
 
 def test_rows_do_not_depend_on_the_batch():
     session_by_row = Session(MODEL, batch_rows=1)
-    sampling = SoftSampling(max_new_tokens=9, closing=CLOSING)
+    sampling = SoftSampling(max_new_tokens=9, end_text=CLOSING)
     requests = [Request(PROMPTS["a"], tuple(StreamKey(1, 3, "a", i) for i in range(3)))]
     (one,), (all_,) = session_by_row.engine.sample(requests, sampling), Session(MODEL).engine.sample(requests, sampling)
     assert [c.tokens for c in one] == [c.tokens for c in all_]
@@ -156,7 +156,7 @@ def by_hand(model, forest, r):
     return torch.stack(out)
 
 
-def test_against_transformers_by_hand():
+def test_retryst_transformers_by_hand():
     other = clean_llama(1, vocab_size=100)  # off policy: another model reads what the first has sampled
     actual = TorchLearner(other, lr=1.0).outputs(FOREST)["logprob"]
     for r in range(FOREST.n_trajectories):
@@ -181,7 +181,7 @@ def test_the_gradient_against_transformers_by_hand():
 
 def test_sharp_mixtures_are_tokens():
     """tau -> 0: the input is the embedding of the likeliest id, and the tokens after the thinking read the same."""
-    forest = grown(MODEL, SoftThinking(3, mixing_temperature=1e-6, closing=CLOSING))
+    forest = grown(MODEL, SoftThinking(3, mixing_temperature=1e-6, end_text=CLOSING))
     plain = forest.replace(extras={})
     learner = TorchLearner(MODEL, lr=1.0)
     ours, theirs = learner.outputs(forest)["logprob"], learner.outputs(plain)["logprob"]
@@ -192,7 +192,7 @@ def test_sharp_mixtures_are_tokens():
 
 def test_other_temperatures_and_supports():
     sampling = Sampling(temperature=0.7, top_k=8, max_new_tokens=9)
-    forest = grown(MODEL, SoftThinking(3, top_k=4, top_p=0.9, closing=CLOSING), sampling=sampling)
+    forest = grown(MODEL, SoftThinking(3, top_k=4, top_p=0.9, end_text=CLOSING), sampling=sampling)
     actual = TorchLearner(MODEL, lr=1.0).outputs(forest)["logprob"]
     assert torch.allclose(actual, forest.path_behaviour_logprob, rtol=0, atol=1e-9)
     assert forest.extras["soft_y"].shape == forest.extras["support"].shape
@@ -226,7 +226,7 @@ def test_a_step_makes_better_soft_thoughts_likelier():
 def test_refusals():
     for fields, match in (({"group_size": 0}, r"rollout\.group_size"), ({"top_k": 0}, r"rollout\.top_k"),
                           ({"top_p": 0.0}, r"rollout\.top_p"), ({"mixing_temperature": 0.0}, "mixing_temperature"),
-                          ({"closing": ""}, r"rollout\.closing")):  # fmt: skip
+                          ({"end_text": ""}, r"rollout\.end_text")):  # fmt: skip
         with pytest.raises(ConfigError, match=match):
             SoftThinking(**fields)
     from gxpo.sampling.engines.remote_requests import check
@@ -238,7 +238,7 @@ def test_refusals():
 
 def test_float32_of_a_stock_model():
     model = small_llama(vocab_size=100)
-    forest = grown(model, SoftThinking(2, closing=CLOSING))
+    forest = grown(model, SoftThinking(2, end_text=CLOSING))
     actual = TorchLearner(model, lr=1.0, kernels="transformers").outputs(forest)["logprob"]
     assert torch.allclose(actual, forest.path_behaviour_logprob, atol=1e-4)
     assert dataclasses.asdict(Sampling(max_new_tokens=9)).keys() == forest.sampling[0].keys()

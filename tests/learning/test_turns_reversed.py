@@ -35,7 +35,7 @@ def record(name, *turns, group="g", reward=0.0, trainable=True):
     return {"schema": "gxpo.rollouts/1", "group": group, "id": name, "prompt": [1], "turns": actions, "reward": reward}
 
 
-FROM_THE_END = TurnsReversed(reduce="product", count="end", old="step")
+FROM_THE_END = TurnsReversed(reduce="product", count="end", old_policy="step")
 
 
 # ---------------------------------------------------------------- the card
@@ -219,10 +219,10 @@ def test_by_hand_on_a_model(update):
             total = math.fsum(float(after[p] - start[p]) for p in rows)
             total /= 1 if update.reduce == "product" else max(len(rows), 1)
             current[forest.path_of(r)] *= min(max(math.exp(total), 0.8), 1.2)
-        old = after if update.old == "turn" else start
+        old = after if update.old_policy == "turn" else start
     ours, theirs = learner.snapshot(), other.snapshot()
     assert max(float((ours[n] - theirs[n]).abs().max()) for n in ours) < 1e-9
-    if update.old == "turn":
+    if update.old_policy == "turn":
         assert [row["on_policy"] for row in bound_learner.metrics] == [1.0, 1.0]
     else:
         assert [row["on_policy"] for row in bound_learner.metrics] == [1.0, 0.0]
@@ -269,11 +269,11 @@ def test_refusals():
     for fields in ({"correction_low": 1.5}, {"correction_low": -0.1}, {"correction_high": -1.0}):
         with pytest.raises(ConfigError, match=rf"update\.{next(iter(fields))} is "):
             TurnsReversed(**fields)
-    for fields in ({"reduce": "sum"}, {"count": "middle"}, {"old": "now"}):
+    for fields in ({"reduce": "sum"}, {"count": "middle"}, {"old_policy": "now"}):
         with pytest.raises(ConfigError, match=rf"update\.{next(iter(fields))}"):
             TurnsReversed(**fields)
     with pytest.raises(ConfigError, match=r"credit\.bound"):
         gxpo.method("seeupo", {"credit.bound": 0.0})
-    with pytest.raises(ConfigError, match=r"update\.planned"):
-        TurnsReversed(planned=0)
-    assert TurnsReversed(planned=4).optimiser_steps(9) == 4
+    with pytest.raises(ConfigError, match=r"update\.planned_steps"):
+        TurnsReversed(planned_steps=0)
+    assert TurnsReversed(planned_steps=4).optimiser_steps(9) == 4

@@ -274,7 +274,7 @@ def test_objectives() -> None:
 
 def test_a_system_for_a_whole_composition() -> None:
     method = gxpo.method("grpo+gdpo_multi", compat="verl")
-    assert (method.credit.over, method.credit.eps, method.credit.singleton) == ("tokens", 1e-6, "raw")
+    assert (method.credit.batch_unit, method.credit.eps, method.credit.singleton) == ("tokens", 1e-6, "raw")
     assert gxpo.method("grpo+dapo", compat="areal").credit.eps == 1e-5
 
 

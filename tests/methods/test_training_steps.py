@@ -36,7 +36,7 @@ VOTED = {
     "sampling.max_new_tokens": 24,
     "rollout.group_size": 8,
 }
-SAYS = {"rollout.right": "[0-4]", "rollout.wrong": "[5-9]"}  # a cold model states no verdict in words
+SAYS = {"rollout.right_pattern": "[0-4]", "rollout.wrong_pattern": "[5-9]"}  # a cold model states no verdict in words
 SMOKE = {  # what a method needs to have something to learn from in two steps of a model that has never learnt anything
     "ttrl": {**VOTED, "scoring.options": {"majority_vote": {"pattern": "([0-9])"}}},
     "ttrv": {
@@ -112,7 +112,7 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
     "scope": {
         "rollout.delimiter": ",",
         "rollout.score": "tests.algorithms.signals.step_scorer:by_length",
-        "rollout.by": f"{Path(__file__).parents[1] / 'sampling' / 'rollouts' / 'candidate_scores.py'}:rest",
+        "rollout.writer": f"{Path(__file__).parents[1] / 'sampling' / 'rollouts' / 'candidate_scores.py'}:rest",
     },
     "himac": {"sampling.max_new_tokens": 24, "rollout.delimiter": ","},
     "vineppo": {"segment.text": ","},  # steps and cue of the built-in arithmetic
@@ -163,7 +163,7 @@ SMOKE |= {
     "veriguard": {**LAKE, "rollout.check": f"{GUARD}:no_up", "rollout.cases": f"{GUARD}:CASES"},
     **{name: {"rollout.template": "{prompt}{code}"} for name in ("compass_latent", "mra")},
     "stepmix": {"learner.lora_rank": 4, "rollout.floor": 0.1},
-    "primal_dual_marl": {"rollout.graph": "second_opinion", "credit.cost": "format", "credit.at_most": 0.1},
+    "primal_dual_marl": {"rollout.graph": "second_opinion", "credit.cost": "format", "credit.cost_limit": 0.1},
 }
 PARITY = f"{Path(__file__).parents[1] / 'sampling' / 'rollouts' / 'parity_world.py'}"
 SEATED = ("mars_turn", "ippo", "maddpg", "hasac", "parco", "casec", "ai_economist", "conscientia", "local_opt_marl",
@@ -177,7 +177,7 @@ LISTED = {  # by success rates of tasks that are met again
 }  # fmt: skip
 DRAWN = ("vas", "drive", "srpo_history", "videorl_select", "favchat_degrpo", "cures", "fg_expo")
 SMOKE |= {name: LISTED for name in DRAWN}
-SMOKE["craft_gui"] = {"tasks.sampler.by": "digits", "tasks.sampler.levels": [1, 2]}
+SMOKE["craft_gui"] = {"tasks.sampler.key": "digits", "tasks.sampler.levels": [1, 2]}
 
 
 ANSWERS = f"{Path(__file__).parents[1] / 'environments' / 'rewards' / 'answering_judge.py'}:ask"

@@ -110,7 +110,7 @@ def test_bibtex_leaves_out_what_is_not_known():
         ("credit", "credit"),
         ("credit.add.state", "credit"),
         ("credits", None),
-        ("tasks.sampler.by", "tasks.sampler"),
+        ("tasks.sampler.key", "tasks.sampler"),
         ("tasks.per_step", None),
         ("reward.shape.length", "reward"),
     ],

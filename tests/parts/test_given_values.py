@@ -161,7 +161,7 @@ def test_a_misspelt_parameter_gets_the_nearest_name(users):
     with pytest.raises(ConfigError, match=r"parameter 'log_ration'; did you mean 'log_ratio'.*; a ratio reads"):
         part("mine", stage="ratio")(lambda log_ration: log_ration)
     with pytest.raises(ConfigError, match="reads signal 'entrpy', which no part provides; did you mean 'entropy'"):
-        gxpo.method("grpo", {"weight.mine": "token_weight", "weight.mine.by": "entrpy"})
+        gxpo.method("grpo", {"weight.mine": "token_weight", "weight.mine.score": "entrpy"})
 
 
 def test_what_fails_outside_of_a_users_code_names_it_all_the_same(users):

@@ -118,7 +118,7 @@ def test_files_settings_and_config_yaml_say_the_same(tmp_path):
         ("reward.add.length.coef", {"schedule": "linear", "to": 1}, "needs its two ends"),
         ("reward.add.length.coef", {"schedule": "linear", "from": 0, "to": 1, "over": 0}, "over is 0"),
         ("reward.add.length.coef", {"schedule": "geometric", "from": 0, "to": 1}, "take schedule: cosine"),
-        ("reward.add.length.of", {"schedule": "linear", "from": 0, "to": 1}, "reward.add.length.of=0"),
+        ("reward.add.length.answers", {"schedule": "linear", "from": 0, "to": 1}, "reward.add.length.answers=0"),
         ("objective.clip_high", {"schedule": "linear", "from": 0.2, "to": -0.1}, "objective.clip_high"),
     ],
 )

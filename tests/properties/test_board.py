@@ -21,15 +21,15 @@ def rows_of(method, rate):
         row["seed"]: row["evaluations"][-1]["eval_accuracy"]
         for row in rows
         if (row["keys"]["method"], row["keys"].get("optim.lr"), row["seed"] < 1000) == (method, rate, True)
-        and "scoring.shuffle" not in row["keys"]
-        and "update" not in row["keys"]
+        and not {"scoring.shuffle", "update"} & set(row["keys"])
+        and row["keys"]["rollout.group_size"] == 8
     }
 
 
 def test_the_page_has_the_table_of_the_rows(board):
     arms, seeds = board.arms_of(board.read_list(board.LIST), board.read_store(board.STORE))
     text = board.PAGE.read_text()
-    assert board.page(text, arms, seeds) == text
+    assert board.page(text, arms, seeds, board.toy_arms_of()) == text
     assert board.PICTURE.read_text() == board.picture(arms) + "\n"
 
 
@@ -58,3 +58,21 @@ def test_runs_that_are_missing_are_shown(board):
     lines = board.table({"grpo": {0: row}, "rloo": {}}, 2)
     assert lines[-1].startswith("| rloo | 0 | missing |") and lines[-2].endswith("| 0.8 (1 of 1) | 9 | 1 of 1 |")
     assert board.by_seed({"grpo": {0: row}, "rloo": {}}, 2)[-1] == "| 1 | missing | missing |"
+
+
+def test_the_order_of_toys_is_compared_by_rank(board):
+    def arms(**ends):
+        rows = {"grpo": [0.5, 0.5], **ends}
+        return {
+            label: {s: {"evaluations": [{"eval_accuracy": x}]} for s, x in enumerate(values)}
+            for label, values in rows.items()
+        }
+
+    here = arms(a=[0.6, 0.6], b=[0.55, 0.55], c=[0.4, 0.4], shuffled=[0.1, 0.1], once=[0.9])
+    there = arms(a=[0.7, 0.7], b=[0.3, 0.3], c=[0.6, 0.6], shuffled=[0.0, 0.0], once=[0.1])
+    lines = board.toys(here, there)
+    assert lines[2] == "| a | **+.200 (+.200 to +.200)** (2) | **+.100 (+.100 to +.100)** (2) |"
+    assert not any(line.startswith("| once") for line in lines)  # one pair has no interval
+    # ranks here 4 3 2 1, there 4 2 3 1: 1 - 6 (0 + 1 + 1 + 0) / (4 * 15) = .8; without the control 3 2 1 and 3 1 2: .5
+    assert lines[-3] == "Spearman's correlation of the 4 arms: +.800 (95 % +.800 to +.800)."
+    assert lines[-1] == "Spearman's correlation of the 3 arms but the control: +.500 (95 % +.500 to +.500)."

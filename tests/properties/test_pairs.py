@@ -85,7 +85,7 @@ def test_every_pair_trains_or_is_refused_with_a_reason(learner, capsys):
             what = two_steps(composed(credit, objective), learner)
             # no turn of these rollouts is a numbered call, so none has others to compare with; and none was logged
             of_others = METHODS[credit].keys.get("credit.origin") == "logged"
-            if what == "still" and ("step_info.call" in METHODS[credit].keys.get("credit.among", ()) or of_others):
+            if what == "still" and ("step_info.call" in METHODS[credit].keys.get("credit.group_by", ()) or of_others):
                 what = "alone"
         except GxpoError as error:
             what, refused[credit, objective] = "refused", str(error)

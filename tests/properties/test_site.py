@@ -101,7 +101,7 @@ def test_signatures_of_classes_have_names_and_defaults():
     from gxpo.algorithms.credit import Relative
 
     signature, returned = without_types(Relative)
-    assert signature.startswith("(value='outcome', among=('group',), unit='own'") and returned == ""
+    assert signature.startswith("(value='outcome', group_by=('group',), unit='own'") and returned == ""
     assert "Annotated" not in signature and "<" not in signature
 
 

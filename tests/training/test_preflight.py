@@ -47,9 +47,9 @@ FOLDER = Path(__file__).parents[1] / "sampling" / "rollouts"
 NAMED = {  # functions of the user's, without which a method can't be
     "scope": {
         "rollout.score": "tests.algorithms.signals.step_scorer:by_length",
-        "rollout.by": f"{FOLDER / 'candidate_scores.py'}:rest",
+        "rollout.writer": f"{FOLDER / 'candidate_scores.py'}:rest",
     },
-    "primal_dual_marl": {"credit.cost": "format", "credit.at_most": 0.1},
+    "primal_dual_marl": {"credit.cost": "format", "credit.cost_limit": 0.1},
     "veriguard": {"rollout.check": f"{FOLDER / 'guard.py'}:no_up"},
 }
 
@@ -90,7 +90,7 @@ def test_sampling_unfit_for_a_rollout_is_refused_before_a_run(name, keys, messag
 
 def test_a_constraint_without_a_bound_is_refused_before_a_run():
     bare = gxpo.method("grpo", {"credit": "dual", "credit.cost": "format"})
-    with pytest.raises(ConfigError, match=r"credit=dual has no bound: set credit\.at_most"):
+    with pytest.raises(ConfigError, match=r"credit=dual has no bound: set credit\.cost_limit"):
         check_settings(gxpo.config.resolve({}).settings.model_copy(update={"model": "tiny:cold"}), bare)
 
 

@@ -25,7 +25,7 @@ REWARD = "def parity(completion):\n    return {'correct': float(sum(map(ord, com
 
 
 SAMPLER = """tasks.sampler: variance
-tasks.sampler.by: digits
+tasks.sampler.key: digits
 tasks.sampler.levels: [1, 2, 3]
 """
 EPISODES = """task: frozenlake

@@ -35,7 +35,7 @@ from gxpo.sampling.rollouts.rounds import Independent
 # rollout parts that this module grows -> what their rows are beside fresh samples of the batch's own prompts
 GROWS: Mapping[str, str] = {
     "dynamic_sampling": "samples of further prompts, in the place of groups without both verdicts",
-    "again": "further attempts, hinted, with a draft or a reference, and stored successes",
+    "retry": "further attempts, hinted, with a draft or a reference, and stored successes",
     "replay": "rollouts of earlier steps",
     "group_replay": "groups of earlier steps",
     "reference_in_group": "reference answers",

@@ -38,9 +38,9 @@ SCALES = {"group": "std", "batch": "batch_std", "none": "none"}
 # settings of adaptive entropy control -> option of `entropy_target`
 ADAPTIVE: Mapping[str, str] = {
     "entropy_target": "target",
-    "entropy_coef_delta": "by",
-    "entropy_coef_min": "least",
-    "entropy_coef_max": "most",
+    "entropy_coef_delta": "step_size",
+    "entropy_coef_min": "min_coef",
+    "entropy_coef_max": "max_coef",
 }
 QUANTILE = "weight.entropy_quantile"
 
@@ -177,7 +177,12 @@ class SettingKeys:
         quantile = "top_entropy_quantile" in names and args.top_entropy_quantile != 1.0
         if quantile:
             setting = "top_entropy_quantile"
-            options = {"by": "entropy", "keep": "above_quantile", "scope": "batch", "share": args.top_entropy_quantile}
+            options = {
+                "score": "entropy",
+                "curve": "above_quantile",
+                "scope": "batch",
+                "share": args.top_entropy_quantile,
+            }
             self.keys[QUANTILE] = (setting, "token_weight")
             self.keys |= {f"{QUANTILE}.{name}": (setting, value) for name, value in options.items()}
         elif "top_entropy_quantile" in names and QUANTILE in self.composed.keys:

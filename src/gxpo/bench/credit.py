@@ -127,7 +127,7 @@ def _record(i: int, forked: bool) -> dict[str, Any]:
 # ---------------------------------------------------------------- credit
 SIZES, QUICK = (10**3, 10**4, 10**5, 10**6), (10**3, 10**4, 10**5)  # turns
 ROUNDS, QUICK_ROUNDS = 5, 3
-OPTIONS: dict[str, dict[str, Any]] = {"dual": {"cost": "format", "at_most": 0.5}}  # without which a part can't be
+OPTIONS: dict[str, dict[str, Any]] = {"dual": {"cost": "format", "cost_limit": 0.5}}  # without which a part can't be
 PER_ROUND = 30_000  # fewest turns of a round: small forests are processed several times
 
 

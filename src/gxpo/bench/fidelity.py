@@ -66,9 +66,9 @@ WORLDS: Mapping[str, World] = {
 
 # Settings by method, for those whose defaults are made for answers to prompts, not for episodes.
 ON_EPISODES: Mapping[str, Mapping[str, Any]] = {
-    **{name: {"rollout.at": "turn"} for name in ("vineppo", "pav", "spo_segment")},
-    "vsrm": {"rollout.at": "turn", "rollout.answer_cue": "", "rollout.answer_tokens": 0},
-    **{name: {"rollout.where": "step"} for name in ("rose", "tree_rl")},
+    **{name: {"rollout.unit": "turn"} for name in ("vineppo", "pav", "spo_segment")},
+    "vsrm": {"rollout.unit": "turn", "rollout.answer_cue": "", "rollout.answer_tokens": 0},
+    **{name: {"rollout.branch_at": "step"} for name in ("rose", "tree_rl")},
     **{name: {"learner.lora_rank": 4} for name in ("aapo", "pvpo")},
 }
 

@@ -182,8 +182,8 @@ def _among(part: Relative) -> str:
     """Describe a row's peers in words."""
     if part.center == "baseline":
         return "its own baseline"
-    levels = [level.removeprefix("info.").removeprefix("step_info.") for level in part.among if level != "group"]
-    if part.among == ("batch",):
+    levels = [level.removeprefix("info.").removeprefix("step_info.") for level in part.group_by if level != "group"]
+    if part.group_by == ("batch",):
         return "the whole batch"
     if isinstance(part, StateRelative):
         history_text = f" and the {part.history} states before it" if part.history else ""

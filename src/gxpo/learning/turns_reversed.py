@@ -68,11 +68,11 @@ class TurnsReversed(UpdatePart):
     reduce    "mean": the geometric mean over the turn; "product": the turn's own ratio of probabilities
     count     which turns share a step: "start": those of one number from the beginning, so that a trajectory with
               fewer turns joins in later; "end": those as far from the end
-    old       pi_old of the correction, which also divides the ratios: "turn": the policy before the step on that turn,
-              so that all ratios are 1; "step": that at the start of the step
-    by        "turn"; "agent": a step for each agent, in an order at random, on its tokens. The correction of an episode
+    old_policy  pi_old of the correction, which also divides the ratios: "turn": the policy before the step on that
+              turn, so that all ratios are 1; "step": that at the start of the step
+    unit      "turn"; "agent": a step for each agent, in an order at random, on its tokens. The correction of an episode
               (`info["episode"]`, whose trajectories are those of its agents) is then the ratio of the agents before
-    planned   optimiser steps a step that a learning-rate schedule counts on: the turns of a usual trajectory
+    planned_steps  optimiser steps a step that a learning-rate schedule counts on: the turns of a usual trajectory
 
     pi_new is the policy after the step on the turn; parameters are shared, so a turn's tokens have moved a little
     before it is their turn. Trajectories without a turn sit out: their correction stays. Means of the objective are
@@ -86,18 +86,18 @@ class TurnsReversed(UpdatePart):
 
     correction_low: Annotated[float, Interval(ge=0, le=1)] = 0.2
     correction_high: Annotated[float, Ge(0)] = field(default=0.2, metadata={"unbounded": True})
-    planned: Annotated[int, Ge(1)] = 1
+    planned_steps: Annotated[int, Ge(1)] = 1
     reduce: Literal["mean", "product"] = "mean"
     count: Literal["start", "end"] = "start"
-    old: Literal["turn", "step"] = "turn"
-    by: Literal["turn", "agent"] = "turn"
+    old_policy: Literal["turn", "step"] = "turn"
+    unit: Literal["turn", "agent"] = "turn"
 
     def optimiser_steps(self, groups: int) -> int:
         """Expected number of optimiser steps, for schedules; the actual number is the longest trajectory's turns."""
-        return self.planned
+        return self.planned_steps
 
     def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:
-        if self.by == "agent":
+        if self.unit == "agent":
             turn_P, unit_R = agent_order(forest)
         else:
             before, after = turn_numbers(forest)
@@ -127,7 +127,7 @@ class TurnsReversed(UpdatePart):
             # clipped, each ratio and their product, or a few turns would decide all of the weights
             correction_U = self._clip(correction_U * self._clip(ratio))
             # old="turn": the next ratio is measured from here
-            if self.old == "turn":
+            if self.old_policy == "turn":
                 old_logprob = logprob
                 learner.renew()
         return infos

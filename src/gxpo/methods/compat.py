@@ -77,7 +77,7 @@ _TRL_RLOO: Mapping[str, Any] = {
 # RLOOTrainer with normalize_advantages, TRL's recipe for REINFORCE++: over trajectories
 _TRL_WHITEN: Mapping[str, Any] = {
     "credit.center": "leave_one_out",
-    "credit.over": "trajectories",
+    "credit.batch_unit": "trajectories",
     "credit.eps": 1e-4,
     **_TRL_RLOO,
 }
@@ -122,7 +122,7 @@ COMPAT: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "rloo": {"credit.singleton": "raw", **_VERL},
         "reinforce_pp": _VERL,
         "reinforce_pp_baseline": {"credit.singleton": "raw", **_VERL},
-        "gdpo_multi": {"credit.over": "tokens", "credit.eps": 1e-6, "credit.singleton": "raw", **_VERL},
+        "gdpo_multi": {"credit.batch_unit": "tokens", "credit.eps": 1e-6, "credit.singleton": "raw", **_VERL},
         "dapo": _VERL_DAPO,
         "gspo": {"credit.singleton": "raw"},
         "cispo": {"credit.singleton": "raw", **_BOTH_SIDES},

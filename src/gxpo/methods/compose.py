@@ -343,11 +343,11 @@ def _objective(keys: Keys, weights: Mapping[str, Any]) -> tuple[dict[str, Any], 
     place = keys.choice("objective.kl.place", "loss", "reward")
     to, where = (
         keys.choice("objective.kl.to", "reference", "teacher"),
-        keys.choice("objective.kl.where", "all", "wrong"),
+        keys.choice("objective.kl.rollouts", "all", "wrong"),
     )
     if place == "loss" and (to, where) != ("reference", "all"):
         raise ConfigError(
-            f"objective.kl.{'to' if to == 'teacher' else 'where'} belongs to a KL in the reward: set "
+            f"objective.kl.{'to' if to == 'teacher' else 'rollouts'} belongs to a KL in the reward: set "
             "objective.kl.place=reward; in the loss a teacher is objective.add.NAME=distillation"
         )
     # a KL that is weighed by the ratio (`ratio_weighted`) takes the policy term's denominator

@@ -89,7 +89,11 @@ def is_mapping(key: str) -> bool:
         return False
     from gxpo.parts.settings import MAPPINGS
 
-    return key == "versions" or key in MAPPINGS or key.endswith((".weights", ".only", "rollout.models", "rollout.sees"))
+    return (
+        key == "versions"
+        or key in MAPPINGS
+        or key.endswith((".weights", ".conditions", "rollout.models", "rollout.observes"))
+    )
 
 
 def silent_keys(entries: Mapping[str, Stated]) -> set[str]:
@@ -107,7 +111,7 @@ def _setting_of(key: str) -> tuple[str, list[str]]:
     for i in range(1, len(words)):
         parent = ".".join(words[:i])
         if is_mapping(parent):
-            by_reward = parent.endswith((".weights", ".only"))  # names of rewards may have dots
+            by_reward = parent.endswith((".weights", ".conditions"))  # names of rewards may have dots
             return parent, [".".join(words[i:])] if by_reward else words[i:]
     return key, []
 

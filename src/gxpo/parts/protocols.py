@@ -116,7 +116,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class SoftSampling(Sampling):
-    """Soft-thinking sampling: steps are mixtures of tokens until the text `closing`; see `gxpo.sampling.engines.torch`.
+    """Soft-thinking sampling: steps are mixtures of tokens until `end_text`; see `gxpo.sampling.engines.torch`.
 
     soft_top_k, soft_top_p  support of a soft step; `top_k` and `top_p` are of the tokens after it
     """
@@ -124,7 +124,7 @@ class SoftSampling(Sampling):
     soft_top_k: int = 5
     soft_top_p: float = 0.95
     mixing_temperature: float = 0.1
-    closing: str = "</think>"
+    end_text: str = "</think>"
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from ruamel.yaml.error import YAMLError
 
 from gxpo.base import yamltext
 from gxpo.base.errors import ConfigError, did_you_mean
+from gxpo.environments import verifiers
 from gxpo.methods.compose import method
 from gxpo.methods.method import Method
 from gxpo.parts.definition import JOINED, Stated, check_allowed, finite, is_schedule, is_section, show, stage_of
@@ -301,10 +302,8 @@ def _resolve_run(settings: Mapping[str, Stated], composition: Method | None = No
 
 def _resolve(settings_given: Mapping[str, Stated], composition: Method | None) -> Resolved:
     """Resolve the settings and method of a run without phases, or of one phase."""
-    spec, compat = (
-        settings_given.get("method", Stated("grpo", "default")),
-        settings_given.get("compat", Stated(None, "default")),
-    )
+    spec = settings_given.get("method", Stated("grpo", "default"))
+    compat = settings_given.get("compat", Stated(None, "default"))
     if not isinstance(spec.value, str):
         raise ConfigError(f"method={spec.value!r} ({spec.origin}) is not a method's name")
     # Settings of the run and keys of parts lie in one file: apart from here on.
@@ -319,7 +318,9 @@ def _resolve(settings_given: Mapping[str, Stated], composition: Method | None) -
             rules = RULES if entry.origin.startswith("phases[") else ()
             raise ConfigError(f"{entry.error_prefix}unknown key {key!r}{near_key(key, rules)}")
     # A method given as an object may be composed further by the keys of its parts.
-    part_keys = with_player(settings_given, part_keys, spec.value if composition is None else composition)
+    # The task's rollout first: a method's own would be replaced unseen.
+    if "task" in settings_given and str(task := settings_given["task"].value).startswith(verifiers.PREFIX):
+        part_keys = with_player(task, part_keys, spec.value if composition is None else composition)
     if composition is None:
         composition = method(spec.value, part_keys, compat=compat.value)
     elif part_keys or compat.value is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from gxpo.base.errors import ConfigError
 from gxpo.environments import verifiers
 from gxpo.methods.compose import method
@@ -11,12 +9,12 @@ from gxpo.methods.method import Method
 from gxpo.parts.definition import Stated, show
 
 
-def with_player(
-    settings: Mapping[str, Stated], part_keys: dict[str, Stated], method_or_name: str | Method
-) -> dict[str, Stated]:
-    """Add the rollout of tasks that another library plays, which lets it call the policy (`environments.verifiers`)."""
-    task = settings["task"].value if "task" in settings else None
-    if not isinstance(task, str) or not verifiers.names_tasks(task):
+def with_player(task: str, part_keys: dict[str, Stated], method_or_name: str | Method) -> dict[str, Stated]:
+    """Add the rollout of a task that another library plays, which lets it call the policy (`environments.verifiers`).
+
+    task  name of the run's task; others than `verifiers:NAME` have no player, and the keys come back as they are
+    """
+    if not verifiers.names_tasks(task):
         return part_keys
     player = verifiers.KEYS["rollout"]
     player_entry = part_keys.get("rollout")

@@ -73,7 +73,7 @@ turn_position_credit = composition(
         "credit.weight": 0.5,
         "credit.add.turn": Relative,
         "credit.add.turn.value": "return",
-        "credit.add.turn.among": ("turn",),
+        "credit.add.turn.group_by": ("turn",),
         "credit.add.turn.discount": 0.9,
         "credit.add.turn.weight": 0.5,
     },
@@ -88,7 +88,7 @@ turn_position_credit = composition(
     {"over": {"rewards": "turn_rewards"}, "last": {True: "return", False: "return_before_last"}},
 )
 tree_relative_credit = composition(
-    {"credit": Relative, "credit.add.tree": Relative, "credit.add.tree.among": ("info.tree",)},
+    {"credit": Relative, "credit.add.tree": Relative, "credit.add.tree.group_by": ("info.tree",)},
     {"compare": "weight"},
     {"compare": {"both": 1.0, "tree": 0.0}},
 )

@@ -100,7 +100,7 @@ def test_whitening_over_trajectories_equals_a_loop(grow: Grow, rows: list, cente
         mean = math.fsum(batch) / len(batch)
         std = math.sqrt(math.fsum((v - mean) ** 2 for v in batch) / (len(batch) - ddof))
         expected = [(v - mean) / (std + 1e-4) for v in value]
-    part = advantage(batch_relative, center=center, over="trajectories", ddof=ddof, singleton=single, eps=1e-4)  # type: ignore[arg-type]  # drawn from the allowed words
+    part = advantage(batch_relative, center=center, batch_unit="trajectories", ddof=ddof, singleton=single, eps=1e-4)  # type: ignore[arg-type]  # drawn from the allowed words
     actual = part(forest, {}, 0)
     assert actual.tolist() == pytest.approx([expected[r] for r in forest.path_trajectory.tolist()], abs=1e-9)
 
@@ -109,7 +109,7 @@ def test_the_population_variance_over_tokens(grow: Grow) -> None:
     # mean .375, variance .234375: .625 / .484123
     forest = grow([(g, r, [n]) for g, r, n in zip("abcd", [1.0, 0, 0, 1], [1, 3, 2, 2], strict=True)])
     assert advantage(batch_relative, ddof=0)(forest, {}, 0)[0] == pytest.approx(1.290994, abs=1e-6)
-    for wrong in ({"over": "rows"}, {"center": "median"}, {"singleton": "one"}):
+    for wrong in ({"batch_unit": "rows"}, {"center": "median"}, {"singleton": "one"}):
         with pytest.raises(ConfigError, match=f"credit.{next(iter(wrong))} is"):
             advantage(batch_relative, **wrong)
 

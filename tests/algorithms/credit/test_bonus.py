@@ -51,7 +51,7 @@ def test_equals_a_loop_over_grpo(forest: Forest, seed: int, at: str) -> None:
     bonus = torch.randn(forest.n_trajectories, generator=generator, dtype=F64)
     bonus[::3] = math.nan
     plain = gxpo.method("grpo").advantages(forest)
-    actual = gxpo.method("verl_rank", {"credit.add.bonus.at": at}).advantages(forest, {"bonus": bonus})
+    actual = gxpo.method("verl_rank", {"credit.add.bonus.position": at}).advantages(forest, {"bonus": bonus})
     for r in range(forest.n_trajectories):
         trained = [p for p in forest.path_of(r).tolist() if bool(forest.path_trainable[p])]
         for p in forest.path_of(r).tolist():
@@ -67,7 +67,7 @@ def test_a_bonus_on_the_last_token_is_worth_one_token() -> None:
     signals = {"bonus": torch.tensor([0.5, -1.0], dtype=F64)}
     changed = {"credit.scale": "none", "credit.add.bonus.kappa": 1.0}
     all_ = gxpo.method("verl_rank", changed).advantages(forest, signals)
-    last = gxpo.method("verl_rank", {**changed, "credit.add.bonus.at": "last"}).advantages(forest, signals)
+    last = gxpo.method("verl_rank", {**changed, "credit.add.bonus.position": "last"}).advantages(forest, signals)
     assert all_.tolist() == [1.0] * 4 + [-0.5] and last.tolist() == [0.5, 0.5, 0.5, 1.0, -0.5]
 
 
@@ -266,7 +266,7 @@ def test_a_credit_by_origin_stands_alone_in_a_group_of_its_own() -> None:
 def test_settings_that_make_no_sense_are_refused() -> None:
     with pytest.raises(MissingSignal, match="nan for 1 of 2"):
         Bonus("certainty")(forest_of((1.0, 2)), {"entropy": column(0.1, math.nan)}, 0)
-    for field, value in (("kappa", 0.5), ("at", "first"), ("low", 0.1), ("high", -0.1), ("share", 0.0)):
+    for field, value in (("kappa", 0.5), ("position", "first"), ("low", 0.1), ("high", -0.1), ("share", 0.0)):
         with pytest.raises(ConfigError, match=rf"credit\.{field} is"):
             Bonus(**{field: value})
     with pytest.raises(ConfigError, match=r"^credit\.value is inf"):

@@ -52,17 +52,17 @@ def loop(forest: Forest, part: ValueDelta) -> list[float]:
     points: dict[int, list[tuple[int, object]]] = {}  # (tokens before it, its key)
     for r in R:
         g = forest.group[r]
-        points[r] = [(0, (g, None if part.keyed_by == "node" else 0))] if way[r] else []
+        points[r] = [(0, (g, None if part.branch_key == "node" else 0))] if way[r] else []
         for i in range(1, len(way[r])):
             a, b = nodes[r][i - 1], nodes[r][i]
             if a != b and len(through[g, a]) != len(through[g, b]):
-                points[r].append((i, (g, a if part.keyed_by == "node" else i)))
+                points[r].append((i, (g, a if part.branch_key == "node" else i)))
     members = defaultdict(list)
     passed = {}
     for r in R:
         g = forest.group[r]
         passed[r] = {key for _, key in points[r]}
-        if part.keyed_by == "node":
+        if part.branch_key == "node":
             passed[r] |= {(g, None)} | {(g, node) for node in nodes[r]}
         for key in passed[r] if forest.compared[r] else ():
             members[key].append(float(forest.outcome[r]))
@@ -106,7 +106,7 @@ def test_the_card():
     assert actual[0] == [0.0] * 4 + [third] * 3 + [0.0] * 3
     assert actual[1] == [0.0] * 4 + [pytest.approx(-2 / 3)] * 8
     assert actual[2] == [0.0] * 4 + [third] * 3 + [0.0] * 2
-    assert BRANCH(keyed_by="position")(forest, {}, 0).tolist() == BRANCH()(forest, {}, 0).tolist()
+    assert BRANCH(branch_key="position")(forest, {}, 0).tolist() == BRANCH()(forest, {}, 0).tolist()
 
 
 def test_the_card_with_the_length_penalty():
@@ -127,7 +127,7 @@ def test_the_card_with_the_length_penalty():
 @given(st.integers(0, 10**6), st.sampled_from(["node", "position"]), st.sampled_from([0.0, 1.0, 0.4]))
 def test_it_agrees_with_a_loop(seed, keyed_by, power):
     forest = strategies.random_forest(seed, groups=3, rollouts=6, unscored=False)
-    part = BRANCH(keyed_by=keyed_by, length_power=power)
+    part = BRANCH(branch_key=keyed_by, length_power=power)
     assert part(forest, {}, 0).tolist() == pytest.approx(loop(forest, part), abs=1e-9)
 
 
@@ -135,7 +135,7 @@ def test_it_agrees_with_a_loop(seed, keyed_by, power):
 def test_advantages_of_an_answer_telescope_to_its_outcome(seed, keyed_by):
     options = {"empty_actions": False, "uncompared": keyed_by == "node"}
     forest = strategies.random_forest(seed, groups=2, rollouts=6, unscored=False, **options)
-    credit = BRANCH(keyed_by=keyed_by)(forest, {}, 0)
+    credit = BRANCH(branch_key=keyed_by)(forest, {}, 0)
     _, row = stretches_of(forest, keyed_by)
     for r in range(forest.n_trajectories):
         total = sum(float(credit[(row == i).nonzero()[0, 0]]) for i in set(row[forest.path_of(r)].tolist()))
@@ -185,7 +185,7 @@ def test_points_at_equal_positions_are_not_pooled():
     """ROSE's code keys values by position. Two answers, each left after 2 tokens: values 1 and 0 there, not 1/2."""
     rows = [("a", 1.0, 4, None), ("b", 1.0, 2, ("a", 2)), ("c", 0.0, 5, None), ("d", 0.0, 3, ("c", 2))]
     forest = Forest.from_records(tree(*rows))
-    by_node, by_position = (own(forest, BRANCH(keyed_by=k)(forest, {}, 0)) for k in ("node", "position"))
+    by_node, by_position = (own(forest, BRANCH(branch_key=k)(forest, {}, 0)) for k in ("node", "position"))
     assert by_node == [[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [-0.5, -0.5, 0, 0, 0], [-0.5, -0.5, 0, 0, 0]]
     assert by_position == [[0, 0, 0.5, 0.5], [0, 0, 0.5, 0.5], [0, 0, -0.5, -0.5, -0.5], [0, 0, -0.5, -0.5, -0.5]]
 

@@ -72,7 +72,7 @@ def by_loop(scores, groups, prior, growth, where, single):
 
 
 @given(st.integers(0, 100_000))
-def test_against_a_loop(seed):
+def test_retryst_a_loop(seed):
     rng = random.Random(seed)
     n, budgets = rng.randrange(1, 8), rng.randrange(1, 5)
     scores = [[rng.choice((0.0, 0.5, 1.0, 1.0)) for _ in range(budgets)] for _ in range(n)]

@@ -47,11 +47,11 @@ def test_the_two_ports_differ_where_lengths_do(grow):
     # mean (2.365575 + .365975 - 6 * 1.365775) / 8 = -.6828875; squares about it 9.293124 + 1.100113 + 6 * .466335
     # = 13.191249; variance 13.191249 / 7 = 1.884464, root 1.372758; so 3.048463, 1.048863 and -.682888 over that
     forest = grown(grow, CARD, [1, 1, 1, 5])
-    trajectories, tokens = advantage(decoupled)(forest, {}, 0), advantage(decoupled, over="tokens")(forest, {}, 0)
+    trajectories, tokens = advantage(decoupled)(forest, {}, 0), advantage(decoupled, batch_unit="tokens")(forest, {}, 0)
     assert per_row(forest, trajectories) == pytest.approx([1.332031, 0.206077, -0.769054, -0.769054], abs=2e-6)
     assert tokens.tolist() == pytest.approx([2.220685, 0.764055, *[-0.497456] * 6], abs=3e-6)
     assert (
-        advantage(decoupled, over="tokens").learns_from_equal_groups
+        advantage(decoupled, batch_unit="tokens").learns_from_equal_groups
         and not advantage(decoupled).learns_from_equal_groups
     )
 
@@ -112,8 +112,8 @@ def test_names_that_are_not_there_are_refused_with_what_there_is(grow):
     for wrong in ({"correct": math.inf}, {"correct": 0.0}, {}):
         with pytest.raises(ConfigError, match=r"credit\.weights"):
             advantage(decoupled, weights=wrong)
-    with pytest.raises(ConfigError, match=r"credit\.over"):
-        advantage(decoupled, over="rows")
+    with pytest.raises(ConfigError, match=r"credit\.batch_unit"):
+        advantage(decoupled, batch_unit="rows")
 
 
 def test_a_missing_reward_takes_its_row_out(grow):
@@ -125,7 +125,7 @@ def test_a_missing_reward_takes_its_row_out(grow):
     )
     unnamed = advantage(decoupled, weights={"correct": 1.0})(forest, {}, 0)  # the missing one has no weight
     assert bool((unnamed != 0).all())
-    tokens = advantage(decoupled, over="tokens")
+    tokens = advantage(decoupled, batch_unit="tokens")
     tokens_of_one = tokens(grown(grow, CARD), {}, 0).tolist()
     assert tokens(forest, {}, 0).tolist() == pytest.approx([*tokens_of_one, 0.0])
 
@@ -194,7 +194,7 @@ def test_over_tokens_trained_and_compared_ones_count(grow):
             ("g", 0.0, [2], {"rewards": {"correct": 0.0, "format": 1.0}, "compared": False}),
         ]
     )
-    actual = advantage(decoupled, over="tokens")(forest, {}, 0)
+    actual = advantage(decoupled, batch_unit="tokens")(forest, {}, 0)
     expected = [2.365575, 0.365975, -1.365775, 0.0, -1.365775, 0.0, 0.633825, 0.633825]
     assert actual.tolist() == pytest.approx([s / 1.775816 for s in expected], abs=2e-6)
 

@@ -50,7 +50,7 @@ def test_dance_grpo_divides_by_the_sample_std():
 
 def test_ddpo_standardises_by_the_newest_rewards_of_a_prompt():
     # 4 stored and 2 new of a window of 4: the newest (1, 0, 1, 0): mean .5, std .5
-    buffer = RewardBuffer(window=4, least=4)
+    buffer = RewardBuffer(window=4, min_rollouts=4)
     first, second = scored([1, 1, 1, 0]), scored([1, 0])
     few = buffer.compute(second, Signals({}), None)  # type: ignore[arg-type]  # reads no tools
     assert few["baseline"].tolist() == [0.5, 0.5] and few["spread"].tolist() == [0.5, 0.5]  # the step's, too few
@@ -61,6 +61,6 @@ def test_ddpo_standardises_by_the_newest_rewards_of_a_prompt():
     assert a.tolist() == pytest.approx([1.0, -1.0], abs=1e-5)
     assert standardised(column(9.0), column(0.0), column(0.0)).tolist() == [0.0]
     assert standardised(column(9.0), column(0.0), column(0.1)).tolist() == [10.0]
-    again = RewardBuffer(window=4, least=4)
+    again = RewardBuffer(window=4, min_rollouts=4)
     again.load_state_dict(buffer.state_dict())
     assert again.memory.rows == buffer.memory.rows

@@ -12,7 +12,7 @@ from gxpo.algorithms.credit.dual import Dual, ascended
 from gxpo.base.errors import CheckpointError, ConfigError
 from gxpo.methods.method import controls
 
-KEYS = {"credit": "dual", "credit.cost": "cost", "credit.at_most": 0.1}
+KEYS = {"credit": "dual", "credit.cost": "cost", "credit.cost_limit": 0.1}
 
 
 def forest(outcome, cost):
@@ -30,13 +30,13 @@ def test_the_multiplier_ascends_above_the_bound_alone() -> None:
 
 def test_costs_are_taken_off_and_the_size_is_kept() -> None:
     # multiplier .52: (1 - .52 * .3) / 1.52 = .555263
-    part = Dual(cost="cost", at_most=0.1, start=0.52, center="none", scale="none")
+    part = Dual(cost="cost", cost_limit=0.1, start=0.52, center="none", scale="none")
     credit = part(forest([1.0, 0.0], [0.3, 0.0]), {}, 0)
     assert credit.tolist() == pytest.approx([0.555263, 0.0], abs=1e-6)
 
 
 def test_an_unknown_cost_is_compared_with_nothing() -> None:
-    part = Dual(cost="cost", at_most=0.1, start=1.0, scale="none")
+    part = Dual(cost="cost", cost_limit=0.1, start=1.0, scale="none")
     credit = part(forest([1.0, 0.0, 0.0], [1.0, 0.0, math.nan]), {}, 0)
     # outcomes: 2/3, -1/3, -1/3; costs of the first two: +-.5; over 2
     assert credit.tolist() == pytest.approx([(2 / 3 - 0.5) / 2, (-1 / 3 + 0.5) / 2, -1 / 6])
@@ -53,9 +53,9 @@ def test_the_multiplier_is_part_of_the_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"at_most": 0.1}, r"credit=dual has no bound: set credit\.cost"),
-        ({"cost": "cost"}, r"credit=dual has no bound: set credit\.at_most"),
-        ({"cost": "cots", "at_most": 0.1}, r"credit\.cost=cots: the rollouts have no component of that name.*cost"),
+        ({"cost_limit": 0.1}, r"credit=dual has no bound: set credit\.cost"),
+        ({"cost": "cost"}, r"credit=dual has no bound: set credit\.cost_limit"),
+        ({"cost": "cots", "cost_limit": 0.1}, r"credit\.cost=cots: the rollouts have no component of that name.*cost"),
     ],
 )
 def test_a_constraint_without_a_bound_is_refused(options, message) -> None:

@@ -104,7 +104,7 @@ def test_equals_a_loop_on_any_forest(forest, seed, discount, lam, extend) -> Non
     rng = random.Random(seed)
     forest = forest.replace(truncated=torch.tensor([rng.random() < 0.5 for _ in range(forest.n_trajectories)]).bool())
     value = [rng.uniform(-1, 1) for _ in range(forest.n_entries)]
-    fields = {"discount": discount, "lam": lam, "cut": "extend" if extend else "end"}
+    fields = {"discount": discount, "lam": lam, "truncation": "extend" if extend else "end"}
     expected, targets = by_hand(forest, value, discount, lam, extend)
     assert credit(forest, column(*value), **fields).tolist() == pytest.approx(expected, abs=1e-9)
     assert target(forest, column(*value), **fields).tolist() == pytest.approx(targets, abs=1e-9, nan_ok=True)
@@ -198,16 +198,16 @@ def test_a_trajectory_that_was_cut(grow: Grow) -> None:
     forest = grow([("a", 1.0, [2], {"truncated": True}), ("a", 1.0, [2])])
     value = column(0.4, 0.5, 0.4, 0.5)
     assert credit(forest, value).tolist() == pytest.approx([0.6, 0.5, 0.6, 0.5])
-    assert credit(forest, value, cut="extend").tolist() == pytest.approx([0.1, 0.0, 0.6, 0.5])
+    assert credit(forest, value, truncation="extend").tolist() == pytest.approx([0.1, 0.0, 0.6, 0.5])
     nan = float("nan")
-    assert target(forest, value, cut="extend").tolist() == pytest.approx([nan, nan, 1.0, 1.0], nan_ok=True)
+    assert target(forest, value, truncation="extend").tolist() == pytest.approx([nan, nan, 1.0, 1.0], nan_ok=True)
     assert target(forest, value).tolist() == pytest.approx([1.0] * 4)
 
 
 def test_step_rewards_of_a_trajectory_that_was_cut_are_paid(grow: Grow) -> None:
     """r = [.3, 0], V = [.4, .5]: A = .3 + .5 - .4 + 0."""
     forest = grow([("a", 1.0, [1, 1], {"truncated": True, "step_rewards": [0.3, None]})])
-    assert credit(forest, column(0.4, 0.5), cut="extend").tolist() == pytest.approx([0.4, 0.0])
+    assert credit(forest, column(0.4, 0.5), truncation="extend").tolist() == pytest.approx([0.4, 0.0])
 
 
 def test_the_target_has_its_own_lambda_and_is_unwhitened(grow: Grow) -> None:
@@ -239,8 +239,8 @@ def test_a_reward_penalty_is_in_advantage_and_target(grow: Grow) -> None:
 def test_bad_settings_and_missing_values_are_refused(grow: Grow) -> None:
     with pytest.raises(ConfigError, match=r"credit\.lam is 1\.5"):
         Gae(lam=1.5)
-    with pytest.raises(ConfigError, match=r"credit\.cut"):
-        Gae(cut="bootstrap")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"credit\.truncation"):
+        Gae(truncation="bootstrap")  # type: ignore[arg-type]
     with pytest.raises(GxpoError, match="value of 1 of 2 trainable tokens is not finite"):
         credit(grow([("a", 1.0, [2])]), column(0.1, float("nan")))
 
@@ -266,10 +266,10 @@ def test_a_tail_is_left_out_of_unfinished_trajectories_alone() -> None:
     records = [{**rows[0], "turns": acts, "truncated": True}, {**rows[1], "turns": acts}]
     forest = Forest.from_records(records)
     signals = {"value": torch.linspace(0.1, 0.8, 8, dtype=torch.float64)}
-    full_value = Gae(cut="extend", lam=0.5)(forest, signals, 0).tolist()
-    assert Gae(cut="trim", lam=0.5, tail=0)(forest, signals, 0).tolist() == full_value
-    cut = Gae(cut="trim", lam=0.5, tail=2)(forest, signals, 0).tolist()
+    full_value = Gae(truncation="extend", lam=0.5)(forest, signals, 0).tolist()
+    assert Gae(truncation="trim", lam=0.5, tail=0)(forest, signals, 0).tolist() == full_value
+    cut = Gae(truncation="trim", lam=0.5, tail=2)(forest, signals, 0).tolist()
     assert cut == [*full_value[:2], 0.0, 0.0, *full_value[4:]] and full_value[2] != 0.0
-    assert Gae(cut="trim")(forest, signals, 0)[:4].tolist() == [0.0] * 4
+    assert Gae(truncation="trim")(forest, signals, 0)[:4].tolist() == [0.0] * 4
     with pytest.raises(ConfigError, match=r"credit\.tail"):
         Gae(tail=1)

@@ -219,7 +219,7 @@ def test_equals_a_loop_on_any_forest(forest, seed, cut, each, tidy) -> None:
     forest = forest.replace(extras={"label": label}, truncated=truncated)
     heads = {f"value@{n}": column(*[rng.uniform(-1, 1) for _ in range(forest.n_entries)]) for n in Decisions._fields}
     part = HierarchicalGae(
-        0.9, 0.8, 0.7, -0.3, "each" if each else "shared", -0.4, normalize=False, cut="extend" if cut else "end"
+        0.9, 0.8, 0.7, -0.3, "each" if each else "shared", -0.4, normalize=False, truncation="extend" if cut else "end"
     )
     expected, targets = by_hand(forest, heads, cut, -0.3, each, -0.4)
     assert part(forest, heads, 0).tolist() == pytest.approx(expected, abs=1e-9)
@@ -294,7 +294,7 @@ def test_a_truncated_episode_is_paid_what_it_earned() -> None:
     forest = Forest.from_records([episode(("234", None), truncated=True)])
     signals = values(forest, low=0.5)
     for cut, credit, expected in (("extend", 1.0, 1.5), ("end", 0.5, 1.0)):
-        part = HierarchicalGae(cut=cut, **RAW)  # type: ignore[arg-type]  # a literal by the loop
+        part = HierarchicalGae(truncation=cut, **RAW)  # type: ignore[arg-type]  # a literal by the loop
         assert float(part(forest, signals, 0)[2]) == pytest.approx(credit)
         assert float(part.targets(forest, signals, 0)["value_target@low"][2]) == pytest.approx(expected)
 

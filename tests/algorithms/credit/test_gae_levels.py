@@ -197,7 +197,7 @@ def test_levels_equal_a_loop_on_any_forest(forest, seed, level, discounts, lam, 
     g, between = discounts
     expected, targets = by_levels(forest, value, level, g, between, lam, extend, 0 if anchor == "first" else -1)
     fields = {"level": level, "discount": g, "turn_discount": between, "lam": lam, "anchor": anchor}
-    fields["cut"] = "extend" if extend else "end"
+    fields["truncation"] = "extend" if extend else "end"
     assert credit(forest, column(*value), **fields).tolist() == pytest.approx(expected, abs=1e-9)
     assert target(forest, column(*value), **fields).tolist() == pytest.approx(targets, abs=1e-9, nan_ok=True)
 

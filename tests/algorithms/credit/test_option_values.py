@@ -58,7 +58,7 @@ VALUE = (0.1, 0.2, 0.3, 0.4, 0.5)
 
 def test_turns_bootstrap_from_the_next_turns_first_token():
     """Discount .5: .5 * .3 = .15 and 1; the failure 0. A = target - V, of all tokens of a turn."""
-    part = OptionValues(discount=0.5, learns="advantage")
+    part = OptionValues(discount=0.5, policy_credit="advantage")
     target = part.targets(forest(), signals(value=VALUE), 0)["value_target"].tolist()
     assert [target[i] for i in (0, 2, 3)] == pytest.approx([0.15, 1.0, 0.0])
     assert math.isnan(target[1]) and math.isnan(target[4])
@@ -81,7 +81,7 @@ def test_a_cost_counts_options_to_success():
 
 def test_two_heads_are_fitted_to_each_other():
     """chunk: .5 * short; short: .5 * sigmoid(chunk), chunk's head gives log-odds: sigmoid(0) = .5."""
-    part = OptionValues(discount=0.5, distils=True, logits=True, learns="none")
+    part = OptionValues(discount=0.5, two_heads=True, logits=True, policy_credit="none")
     given = signals(value__chunk=(0.0,) * 5, value__short=VALUE)
     target = part.targets(forest(), given, 0)
     assert set(target) == {"value_logit_target@chunk", "value_target@short"}
@@ -92,8 +92,8 @@ def test_two_heads_are_fitted_to_each_other():
 
 
 def test_what_the_policy_learns():
-    assert OptionValues(learns="all")(forest(), signals(value=VALUE), 0).tolist() == [1.0] * 5
-    weight = OptionValues(discount=0.5, temperature=0.05, most=2.0)(forest(), signals(value=VALUE), 0).tolist()
+    assert OptionValues(policy_credit="all")(forest(), signals(value=VALUE), 0).tolist() == [1.0] * 5
+    weight = OptionValues(discount=0.5, temperature=0.05, max_weight=2.0)(forest(), signals(value=VALUE), 0).tolist()
     assert weight == pytest.approx([2.0, 2.0, 2.0, math.exp(-8), math.exp(-8)])
 
 

@@ -163,9 +163,9 @@ def test_heuristics_take_off_a_share_of_the_prefixes_value(how, value):
     forest = prefixed(*FAMILY)
     raw = [r - 0.5 * v for r, v in zip((0.0, 0.0, 1.0, 0.0, 0.0), value, strict=True)]
     mean = sum(raw) / 5
-    credit = advantage(prefix_ordered, how=how)(forest, {}, 0)
+    credit = advantage(prefix_ordered, variant=how)(forest, {}, 0)
     assert [float(credit[forest.path_of(r)[-1]]) for r in range(5)] == pytest.approx([x - mean for x in raw], abs=1e-12)
-    scaled = advantage(prefix_ordered, how=how, scale=True)(forest, {}, 0)
+    scaled = advantage(prefix_ordered, variant=how, scale=True)(forest, {}, 0)
     std = math.sqrt(sum((x - mean) ** 2 for x in raw) / 4)
     assert torch.allclose(scaled, credit / (std + 1e-6), atol=1e-12)
 
@@ -175,7 +175,7 @@ def test_heuristics_take_off_a_share_of_the_prefixes_value(how, value):
 def test_without_prefixes_it_is_the_centred_reward(seed, how):
     forest = strategies.random_forest(seed, groups=2, rollouts=5, unscored=False, forks=False)
     forest = forest.replace(trainable=torch.ones_like(forest.trainable), outcome=(forest.outcome > 0).double())
-    actual = advantage(prefix_ordered, how=how)(forest, {}, 0)
+    actual = advantage(prefix_ordered, variant=how)(forest, {}, 0)
     for r in range(forest.n_trajectories):
         same = [o for o in range(forest.n_trajectories) if forest.group[o] == forest.group[r] and forest.compared[o]]
         equal = len({float(forest.outcome[o]) for o in same}) < 2
@@ -208,13 +208,13 @@ def test_pairs_agree_with_a_loop(seed):
 def test_nothing_to_compare_is_exactly_zero():
     equal = prefixed(*((name, 1.0, lengths, base) for name, _, lengths, base in FAMILY))
     for how in ("projection", "expectation", "optimistic", "pessimistic"):
-        assert advantage(prefix_ordered, how=how)(equal, {}, 0).tolist() == [0.0] * equal.n_entries
+        assert advantage(prefix_ordered, variant=how)(equal, {}, 0).tolist() == [0.0] * equal.n_entries
         forest = prefixed(FAMILY[0])
-        assert advantage(prefix_ordered, how=how)(forest, {}, 0).tolist() == [0.0] * forest.n_entries
+        assert advantage(prefix_ordered, variant=how)(forest, {}, 0).tolist() == [0.0] * forest.n_entries
 
 
 def test_refusals():
-    with pytest.raises((ConfigError, GxpoError), match="how"):
-        advantage(prefix_ordered, how="mean")  # type: ignore[arg-type]  # refused
+    with pytest.raises((ConfigError, GxpoError), match="variant"):
+        advantage(prefix_ordered, variant="mean")  # type: ignore[arg-type]  # refused
     with pytest.raises(ConfigError, match="margin"):
         advantage(prefix_ordered, margin=-1.0)

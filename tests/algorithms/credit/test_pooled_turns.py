@@ -124,5 +124,5 @@ def test_settings_and_what_igpo_is_made_of() -> None:
         with pytest.raises(ConfigError, match=rf"credit\.{next(iter(wrong))}"):
             PooledTurns(**wrong)
     m = gxpo.method("igpo")
-    assert m.requires == () and m.needs == () and m.signals["answer_belief"].at == "turn"
+    assert m.requires == () and m.needs == () and m.signals["answer_belief"].unit == "turn"
     assert gxpo.method("igpo@paper").keys["objective.kl.coef"].value == 0.001

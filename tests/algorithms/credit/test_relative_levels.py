@@ -95,7 +95,7 @@ def by_hand(forest, center, scale):
     st.sampled_from([("mean", "std"), ("mean", "none"), ("leave_one_out", "none")]),
     st.booleans(),
 )
-def test_against_a_loop(seed, setting, leave_some_out):
+def test_retryst_a_loop(seed, setting, leave_some_out):
     forest = strategies.random_forest(seed, groups=2, max_turns=3)
     generator = torch.Generator().manual_seed(seed)
     n = forest.n_trajectories
@@ -119,7 +119,7 @@ def test_one_agent_and_one_turn_is_the_base():
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=12), st.floats(-5, 5), st.floats(0.1, 10))
 def test_shift_and_scale_of_the_outcome_do_not_matter(values, shift, factor):
     forest = Forest.from_records([attempt(str(i), float(v), "a", "b") for i, v in enumerate(values)])
-    part, agent = Relative(among=("agent",), unit="step", eps=0.0), forest.to_path(forest.step_agent, "S")
+    part, agent = Relative(group_by=("agent",), unit="step", eps=0.0), forest.to_path(forest.step_agent, "S")
     one = part(forest, {}, 0)
     other = part(forest.replace(outcome=factor * forest.outcome + shift), {}, 0)
     assert torch.allclose(one, other, atol=1e-6)

@@ -304,8 +304,8 @@ def test_what_makes_attempts_the_same(grow):
     by_actions = set_relative(forest.outcome, torch.zeros(3).long(), torch.tensor([0, 0, 1]), 2)
     by_answers = set_relative(forest.outcome, torch.zeros(3).long(), torch.tensor([0, 1, 0]), 2)
     assert torch.equal(advantage(by_sets, size=2)(forest, {}, 0)[::2], by_actions)
-    assert torch.equal(advantage(by_sets, size=2, same="info.answer")(forest, {}, 0)[::2], by_answers)
-    unknown = advantage(by_sets, size=2, same="info.nothing")(forest, {}, 0)[::2]  # nobody is like another
+    assert torch.equal(advantage(by_sets, size=2, identity="info.answer")(forest, {}, 0)[::2], by_answers)
+    unknown = advantage(by_sets, size=2, identity="info.nothing")(forest, {}, 0)[::2]  # nobody is like another
     assert torch.equal(unknown, set_relative(forest.outcome, torch.zeros(3).long(), torch.arange(3), 2))
 
 
@@ -339,7 +339,7 @@ def test_unknown_keys_equal_no_key_of_another_group(grow):
     # b: three that differ, so Dr. GRPO times 1 / (2 * 2): (1 - 1/3) / 4 and -(1/3) / 4
     rows = [("a", r, [1], {"info": {"answer": x}}) for r, x in ((1.0, "4"), (0.0, "5"), (1.0, "4"))]
     both = grow([*rows, *(("b", r, [1]) for r in (1.0, 0.0, 0.0))])
-    part = advantage(by_sets, size=2, same="info.answer")
+    part = advantage(by_sets, size=2, identity="info.answer")
     expected = [*part(grow(rows), {}, 0).tolist(), 1 / 6, -1 / 12, -1 / 12]
     assert part(both, {}, 0).tolist() == pytest.approx(expected, abs=1e-12)
 

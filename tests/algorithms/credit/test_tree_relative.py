@@ -61,7 +61,7 @@ def test_the_card(grow):
     forest = grow([("g", r, [1], {"info": {"tree": t}}) for r, t in ((1.0, 0), (0.0, 0), (1.0, 1), (1.0, 1))])
     both = tree_relative_credit()(forest, {}, 0)
     assert both.tolist() == pytest.approx([1.2071048, -2.2071028, 0.499999, 0.499999], abs=1e-6)
-    within = Relative(among=("info.tree",))(forest, {}, 0)
+    within = Relative(group_by=("info.tree",))(forest, {}, 0)
     assert within.tolist() == pytest.approx([0.7071058, -0.7071058, 0, 0], abs=1e-6) and within[2] == 0
 
 
@@ -141,6 +141,6 @@ def test_a_step_may_have_one_tree():
     record = {"schema": "gxpo.rollouts/1", "group": "g", "turns": [{"action": [3]}], **info}
     forest = Forest.from_records([{**record, "id": str(r), "reward": r} for r in (1.0, 0.0)])
     assert tree_relative_credit(ddof=0, eps=0.5)(forest, {}, 0).tolist() == [1.0, -1.0]
-    text = r"^credit\.among is info\.tree, which no trajectory has: use rollout=tree$"
+    text = r"^credit\.group_by is info\.tree, which no trajectory has: use rollout=tree$"
     with pytest.raises(GxpoError, match=text):
         tree_relative_credit()(Forest.from_records([{**record, "id": "x", "reward": 1.0, "info": {}}]), {}, 0)

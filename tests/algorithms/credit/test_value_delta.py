@@ -68,7 +68,7 @@ def test_spo_chain() -> None:
     forest = Surprising(interval=2)(forest, SegmentTools(lambda ids: "x" * len(ids)))
     assert forest.segment[forest.path_token].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     forest = valued(forest, [0.5, NAN, NAN, NAN, 0.75, NAN, NAN, NAN])
-    assert ValueDelta(confident=0.9)(forest, {}, 0).tolist() == [0.25, 0, 0.25, 0, 0.25, 0, 0.25, 0]
+    assert ValueDelta(max_probability=0.9)(forest, {}, 0).tolist() == [0.25, 0, 0.25, 0, 0.25, 0, 0.25, 0]
 
 
 def test_spo_chain_without_a_value_of_the_prompt() -> None:
@@ -112,13 +112,13 @@ def test_it_agrees_with_a_loop(seed: int, best_of: int, confident: float) -> Non
     value = torch.rand(forest.n_tokens, generator=draws, dtype=F64)
     value[torch.rand(forest.n_tokens, generator=draws) < 0.5] = NAN
     forest = forest.replace(extras={**forest.extras, VALUE: value}, outcome=forest.outcome.sigmoid())
-    actual = ValueDelta(best_of=best_of, confident=confident)(forest, {}, 0)
+    actual = ValueDelta(best_of=best_of, max_probability=confident)(forest, {}, 0)
     assert actual.tolist() == pytest.approx(loop(forest, best_of, confident), abs=1e-12)
     order = torch.randperm(forest.n_trajectories, generator=draws)
-    moved = ValueDelta(best_of=best_of, confident=confident)(forest.select(order), {}, 0)
+    moved = ValueDelta(best_of=best_of, max_probability=confident)(forest.select(order), {}, 0)
     assert torch.equal(moved, actual[forest.entries_of(order)])
     flat = forest.flatten()
-    assert torch.equal(ValueDelta(best_of=best_of, confident=confident)(flat, {}, 0), actual)
+    assert torch.equal(ValueDelta(best_of=best_of, max_probability=confident)(flat, {}, 0), actual)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0, 1), st.sampled_from([1, 2, 7]))
@@ -154,13 +154,13 @@ def test_whitening_leaves_out_confident_tokens() -> None:
     kept_values = [0.25, -0.5, 0.75, -0.25]
     mean, spread = statistics.fmean(kept_values), math.sqrt(statistics.variance(kept_values) + 1e-8)
     white = [(x - mean) / spread for x in kept_values]
-    actual = ValueDelta(confident=0.9, whiten="token")(forest, {}, 0).tolist()
+    actual = ValueDelta(max_probability=0.9, whiten="token")(forest, {}, 0).tolist()
     assert actual == pytest.approx([white[0], 0.0, *white[1:]], abs=1e-9)
 
 
 def test_an_unknown_log_prob_is_not_confident() -> None:
     forest = chains((1.0, [NAN, 0.99], [0.5, None]))
-    assert ValueDelta(confident=0.9)(forest, {}, 0).tolist() == [0.5, 0.0]
+    assert ValueDelta(max_probability=0.9)(forest, {}, 0).tolist() == [0.5, 0.0]
 
 
 def test_single_and_equal_groups_learn_unscored_ones_do_not() -> None:
@@ -172,7 +172,7 @@ def test_single_and_equal_groups_learn_unscored_ones_do_not() -> None:
 def test_a_masked_token_keeps_its_place_in_the_token_mean() -> None:
     """SPO's code divides by the unsure tokens alone: 2 of 4 here, so its gradient is twice this one."""
     forest = chains((1.0, [0.5, 0.95, 0.6, 0.99], [0.5, None, None, None]))
-    keys = {"credit": ValueDelta, "credit.confident": 0.9, "objective.aggregate": "token_mean"}
+    keys = {"credit": ValueDelta, "credit.max_probability": 0.9, "objective.aggregate": "token_mean"}
     m = gxpo.method("grpo", keys)
     logprob = forest.path_behaviour_logprob.clone().requires_grad_()
     policy = gxpo.PolicyTokens(logprob, forest.path_behaviour_logprob)
@@ -228,7 +228,7 @@ def test_without_alpha_grpo_vps_is_grpo_without_std(grow: Grow) -> None:
 def test_grpo_vps_asks_for_segments_and_joint_probabilities() -> None:
     m = gxpo.method("grpo_vps")
     assert "segments" in m.requires and m.signals["answer_belief"].reduce == "joint"
-    assert m.signals["answer_belief"].at == "segment" and (m.segmenter.segments, m.segmenter.candidates) == (None, 4)
+    assert m.signals["answer_belief"].unit == "segment" and (m.segmenter.segments, m.segmenter.candidates) == (None, 4)
 
 
 # ---------------------------------------------------------------- pieces of a tree
@@ -314,8 +314,8 @@ def test_refusals() -> None:
         ValueDelta()(bare, {}, 0)
     with pytest.raises(GxpoError, match=r"credit\.best_of=4 is of chances"):
         ValueDelta(best_of=4)(chains((2.0, [0.5], [0.5])), {}, 0)
-    for field, value in (("best_of", 0), ("confident", 0.0), ("confident", 1.5), ("whiten", "turn"), ("form", "ratio"),
-                         ("target", "middle"), ("keyed_by", "token")):  # fmt: skip
+    for field, value in (("best_of", 0), ("max_probability", 0.0), ("max_probability", 1.5), ("whiten", "turn"),
+                         ("form", "ratio"), ("target", "middle"), ("branch_key", "token")):  # fmt: skip
         with pytest.raises(ConfigError, match=rf"credit\.{field} is"):
             ValueDelta(**{field: value})
     with pytest.raises(ConfigError, match=r"credit\.length_power is of branch points, not of pieces"):

@@ -102,7 +102,7 @@ def test_by_accuracy_loosens_for_the_one_that_fails():
 
 @pytest.mark.parametrize("start", [0.0, 0.012])
 def test_the_entropy_target_equals_a_loop(start):
-    control, coef = EntropyTarget(target=0.5, by=0.005), start
+    control, coef = EntropyTarget(target=0.5, step_size=0.005), start
     for step in range(40):
         entropy = figures(step)["entropy"]
         trace = control.adjust({"entropy": entropy})
@@ -119,7 +119,7 @@ def test_the_entropy_target_equals_a_loop(start):
 @pytest.mark.parametrize("start", [0.012, 0.02, 0.03])
 def test_a_bounded_entropy_target_equals_a_loop(start):
     """TRL's adaptive control: nothing before the first entropy, then clamped increments."""
-    control, coef = EntropyTarget(target=0.5, by=0.005, least=0.01, most=0.03, waits=True), start
+    control, coef = EntropyTarget(target=0.5, step_size=0.005, min_coef=0.01, max_coef=0.03, waits=True), start
     assert control.coefficient(start) == 0.0 and control.level(start) == start
     for step in range(60):
         entropy = 0.4 if step % 9 < 6 else 0.6 if step < 40 else 0.7
@@ -127,12 +127,12 @@ def test_a_bounded_entropy_target_equals_a_loop(start):
         coef = min(coef + 0.005, 0.03) if entropy < 0.5 else max(coef - 0.005, 0.01)
         assert control.level(start) == pytest.approx(coef, abs=1e-15)
         assert control.coefficient(start) == pytest.approx(coef if entropy < 0.5 else 0.0, abs=1e-15)
-    again = EntropyTarget(target=0.5, by=0.005, least=0.01, most=0.03, waits=True)
+    again = EntropyTarget(target=0.5, step_size=0.005, min_coef=0.01, max_coef=0.03, waits=True)
     again.load_state_dict(control.state_dict())
     assert again.level(start) == control.level(start)
     assert set(EntropyTarget().state_dict()) == {"total", "lowest", "below"}  # what earlier checkpoints hold
-    with pytest.raises(ConfigError, match=r"control\.least is 0\.5 and control\.most 0\.1"):
-        EntropyTarget(least=0.5, most=0.1)
+    with pytest.raises(ConfigError, match=r"control\.min_coef is 0\.5 and control\.max_coef 0\.1"):
+        EntropyTarget(min_coef=0.5, max_coef=0.1)
 
 
 @pytest.mark.parametrize("start", [0.0, 0.03])
@@ -217,7 +217,7 @@ def test_a_schedule_must_know_how_long_the_run_is():
         lambda: Schedule(shape="dip", turn=1.0),
         lambda: TwoPhaseDecay(fall=1.5),
         lambda: ByAccuracy(slope=-1.0),
-        lambda: EntropyTarget(by=0.0),
+        lambda: EntropyTarget(step_size=0.0),
         lambda: DualBudget(budget=-0.1),
     ],
 )
@@ -265,7 +265,7 @@ def test_at_zero_the_dual_variable_still_sees_the_kl(toy):
 
 
 def test_an_entropy_bonus_under_a_target(toy):
-    term = Entropy(0.0, control=EntropyTarget(target=0.3, by=0.01))
+    term = Entropy(0.0, control=EntropyTarget(target=0.3, step_size=0.01))
     entropy = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=torch.float64)
     assert term.outputs == ("logprob", "entropy") and toy.loss(term, entropy=entropy)[0] == 0.0
     term.control.adjust({"entropy": 0.2})

@@ -66,7 +66,9 @@ def test_worked_mean(toy) -> None:
     slope, logprob_gradient = torch.autograd.grad(value, (far, toy.logprob), allow_unused=True)
     assert slope.tolist() == pytest.approx([1.349859 / 3, 0, 0, 1.221403 / 3, 0.5], abs=1e-6)
     assert logprob_gradient is None or not bool(logprob_gradient.any())  # the ratio carries no gradient
-    loss_over_all = Distillation(ratio_max=1.5, over="all")(toy.forest, policy, toy.credit, toy.weight, signals, 0)[0]
+    loss_over_all = Distillation(ratio_max=1.5, mean_over="all")(
+        toy.forest, policy, toy.credit, toy.weight, signals, 0
+    )[0]
     assert float(loss_over_all.detach()) == pytest.approx(0.3078490 * 3 / 5, abs=1e-7)
     plain = Distillation(ratio_max=None, coef=2.0)(toy.forest, policy, toy.credit, toy.weight, signals, 0)[0]
     assert float(plain.detach()) == pytest.approx(2 * 0.7 / 3)
@@ -97,7 +99,7 @@ def test_value_and_slope_equal_a_loop(seed, over, beta) -> None:
     x = column(*far).requires_grad_()
     policy = PolicyTokens(column(*change) - 1, torch.full((n,), NAN, dtype=F64), outputs={"divergence@0.0": x},
                           proximal_logprob=torch.full((n,), -1.0, dtype=F64))  # fmt: skip
-    term = Distillation(alpha=0.0, over=over, beta=beta)  # type: ignore[arg-type]
+    term = Distillation(alpha=0.0, mean_over=over, beta=beta)  # type: ignore[arg-type]
     value = term(forest, policy, x.detach(), x.detach(), signals_of(column(*entropy)), 0)[0]
     trained = forest.path_trainable.tolist()
     weight_by_token = [float(forest.weight[r]) for r in forest.path_trajectory.tolist()]
@@ -125,7 +127,7 @@ def test_nobody_is_taught(toy) -> None:
 
 
 def test_what_is_wrong_is_said(toy) -> None:
-    for wrong in ({"alpha": 1.5}, {"ratio_max": 0.0}, {"beta": -1.0}, {"coef": -1.0}, {"over": "some"}):
+    for wrong in ({"alpha": 1.5}, {"ratio_max": 0.0}, {"beta": -1.0}, {"coef": -1.0}, {"mean_over": "some"}):
         with pytest.raises(ConfigError, match=r"alpha|ratio_max|beta|over|coef"):
             Distillation(**wrong)  # type: ignore[arg-type]
     with pytest.raises(MissingSignal, match=r"divergence@0\.5"):

@@ -145,7 +145,7 @@ def test_samples_of_a_group_that_share_noise_share_it():
 
 
 def test_times_are_stratified_over_the_steps_that_are_set():
-    forest = grown(Renoise(8, levels=2, begin=1), TASKS[:1], FlowSession(small_flow(5)))
+    forest = grown(Renoise(8, levels=2, first_step=1), TASKS[:1], FlowSession(small_flow(5)))
     t = forest.extras["time"][forest.path_token].view(8, 3)
     assert {round(x, 6) for x in t[:, 0].tolist()} <= {0.8, 0.6}  # steps 1 to 4, of 0.8 0.6 0.4 0.2, in two parts
     assert {round(x, 6) for x in t[:, 1].tolist()} <= {0.4, 0.2} and bool((t[:, 2] == 0).all())

@@ -58,14 +58,14 @@ WORDS = {
         "objective.pairs": ("verdict", "outcome", "ordered", "none"),
         "objective.form": ("sigmoid", "ipo", "hinge", "odds", "prospect", "clamped"),
         "objective.reference": ("start", "none", "opponents"),
-        "objective.over": ("answer", "turns", "suffix", "segment", "parting"),
+        "objective.turns": ("answer", "turns", "suffix", "segment", "parting"),
         "objective.unpaired_against": ("zero", "batch"),
     },
     "discriminative": {
         "objective.score": ("logprob", "ratio"),
         "objective.ratio_over": ("proximal", "behaviour"),
     },
-    "distillation": {"distillation.over": ("taught", "all")},
+    "distillation": {"distillation.mean_over": ("taught", "all")},
     "entropy_band": {"objective.add.entropy_band.aggregate": (*AGGREGATES, "turn_mean")},
     "mirror_kl": {"objective.add.mirror_kl.aggregate": AGGREGATES},
     "implicit_negative": {

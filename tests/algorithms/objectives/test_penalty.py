@@ -423,13 +423,13 @@ def test_trajectories_of_weight_zero_and_other_coefficients(grow):
 
 # ---------------------------------------------------------------- its coefficient over a run
 def test_the_coefficient_grows_as_one_over_t_and_stops():
-    term, coefficients = MirrorKl(coef=0.5, least=0.25, total_steps=4), []
+    term, coefficients = MirrorKl(coef=0.5, min_step=0.25, total_steps=4), []
     assert term.control is not None
     for step in range(1, 7):
         coefficients.append(term.current_coef)
         assert term.control.adjust({"step": step})["schedule_progress"] == min(step / 4, 1.0)
     assert coefficients == pytest.approx([0.5 / t for t in (1, 0.75, 0.5, 0.25, 0.25, 0.25)])
-    still = MirrorKl(least=1.0, total_steps=1)
+    still = MirrorKl(min_step=1.0, total_steps=1)
     assert still.control is not None
     still.control.adjust({"step": 1})
     assert still.current_coef == 1.0
@@ -447,7 +447,7 @@ def test_it_is_resumed_exactly():
         again.load_state_dict({"factor": 1.0})
     with pytest.raises(ConfigError, match="total_steps"):
         Annealed().adjust({"step": 1})
-    for make in (lambda: Annealed(least=0.0), lambda: Annealed(total_steps=0)):
+    for make in (lambda: Annealed(min_step=0.0), lambda: Annealed(total_steps=0)):
         with pytest.raises(ConfigError, match="control"):
             make()
 
@@ -458,7 +458,7 @@ def test_runs_do_not_share_what_the_control_remembers():
     one.adjust({"step": 5.0})
     assert one.terms["mirror_kl"].current_coef == pytest.approx(2.0) and two.terms["mirror_kl"].current_coef == 1.0
     assert gxpo.method("mdpo").terms["mirror_kl"].current_coef == 1.0
-    assert gxpo.method("mdpo", {"objective.add.mirror_kl.least": 1.0}).terms["mirror_kl"].control == Annealed(1.0)
+    assert gxpo.method("mdpo", {"objective.add.mirror_kl.min_step": 1.0}).terms["mirror_kl"].control == Annealed(1.0)
     state = one.state_dict()
     two.load_state_dict(state)
     assert two.terms["mirror_kl"].current_coef == pytest.approx(2.0)
@@ -476,12 +476,12 @@ def test_wrong_answers_alone_pay_for_differing_from_the_teacher():
     part = gxpo.method("dgpo_distill").kl_reward
     assert (part.coef, part.estimator, part.needs) == (0.001, "k1", ("teacher_token_logprob",))
     assert [round(x, 9) for x in part.penalise(forest, signals).outcome.tolist()] == [0.0011, 1.0]
-    everywhere = gxpo.method("dgpo_distill", {"objective.kl.where": "all"}).kl_reward
+    everywhere = gxpo.method("dgpo_distill", {"objective.kl.rollouts": "all"}).kl_reward
     assert [round(x, 9) for x in everywhere.penalise(forest, signals).outcome.tolist()] == [0.0011, 1.0011]
 
 
-@pytest.mark.parametrize("key", ["to", "where"])
+@pytest.mark.parametrize("key", ["to", "rollouts"])
 def test_a_teacher_in_the_loss_is_a_distillation(key):
-    value = {"to": "teacher", "where": "wrong"}[key]
+    value = {"to": "teacher", "rollouts": "wrong"}[key]
     with pytest.raises(ConfigError, match=f"objective.kl.{key} belongs to a KL in the reward"):
         gxpo.method("grpo", {f"objective.kl.{key}": value})

@@ -146,7 +146,7 @@ def test_without_a_reference_nothing_is_needed():
         ({"form": "hinge", "bias": 0.5}, "objective.bias belongs to objective.form 'sigmoid'"),
         ({"form": "ipo", "gap_margin": 1.0}, "objective.gap_margin belongs to"),
         ({"form": "odds"}, "set objective.reference=none, objective.length_mean=true"),
-        ({"gamma": 0.5}, "objective.gamma does nothing here: it belongs to objective.over"),
+        ({"gamma": 0.5}, "objective.gamma does nothing here: it belongs to objective.turns"),
         ({"failure_weight": 0.5}, "objective.failure_weight does nothing here: it belongs to objective.pairs=none"),
         ({"unpaired_against": "batch"}, "objective.unpaired_against does nothing here"),
     ],

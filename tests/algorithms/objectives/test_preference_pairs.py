@@ -321,7 +321,7 @@ def test_of_verdicts_against_a_frozen_policy_it_is_dpo():
 
 def test_pairs_of_verdicts_have_no_gap():
     with pytest.raises(ConfigError, match="by_gap"):
-        PreferencePairs(by_gap=True)
+        PreferencePairs(weight_by_gap=True)
     with pytest.raises(ConfigError, match="verdict_first"):
         PreferencePairs(verdict_first=True)
 

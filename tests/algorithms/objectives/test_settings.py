@@ -93,7 +93,7 @@ REFUSED = [
         "control.to is 0, which an exponential schedule never reaches: set control.shape=cosine",
     ),
     (lambda: EntropyTarget(target=0.0), "control.target is 0.0; it is above 0"),
-    (lambda: Annealed(least=1.5), "control.least is 1.5; it is above 0, up to 1"),
+    (lambda: Annealed(min_step=1.5), "control.min_step is 1.5; it is above 0, up to 1"),
     (lambda: SURROGATES["truncate"](ratio_min=2.0), "objective.ratio_min is 2.0; it is from 0 to ratio_max (1.28)"),
     (
         lambda: DivergenceMask(ratio_max=0.0),
@@ -137,8 +137,8 @@ REFUSED = [
     ),
     (lambda: RATIOS["sequence_sum"](log_ratio_max=80.5), "objective.log_ratio_max is 80.5; it is above 0, up to 80"),
     (
-        lambda: TERMS["preference_pairs"](by_gap=True),
-        "objective.by_gap weighs pairs of outcomes: set objective.pairs=ordered, or outcome",
+        lambda: TERMS["preference_pairs"](weight_by_gap=True),
+        "objective.weight_by_gap weighs pairs of outcomes: set objective.pairs=ordered, or outcome",
     ),
     *(
         (

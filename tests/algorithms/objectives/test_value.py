@@ -193,7 +193,7 @@ def test_a_named_head_that_is_missing_is_asked_for(grow: Grow) -> None:
         (1.0, "gumbel", {"temperature": 2.0}, 0.148721),
         (7.0, "gumbel", {}, 142.413159),  # z is cut at 5: e^5 - 6
         (0.5, "advantage_weighted", {"temperature": 0.5}, 0.339785),  # e (1 / 2) of target - old = .5; .125 e
-        (9.0, "advantage_weighted", {"most": 10.0}, 405.0),  # 10 * 81 / 2
+        (9.0, "advantage_weighted", {"max_weight": 10.0}, 405.0),  # 10 * 81 / 2
     ],
 )
 def test_worked_forms(u: float, form, options, expected: float) -> None:

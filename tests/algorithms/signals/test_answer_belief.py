@@ -111,7 +111,7 @@ def probed(context: list[int], answer: str, cue: str) -> tuple[float, float]:
 def test_of_any_forest_it_is_the_models_own_at_every_boundary(seed: int, at: str) -> None:
     forest, cue = random_forest(seed), " so: "
     LEARNER.__dict__["read"] = []
-    part = AnswerBelief(at=at, cue=cue)  # type: ignore[arg-type]  # one of the two
+    part = AnswerBelief(unit=at, cue=cue)  # type: ignore[arg-type]  # one of the two
     actual = part.compute(forest, {}, tools(by_task))
     answers = by_task(forest)
     expected = torch.full((3, forest.n_entries), math.nan, dtype=F64)
@@ -202,8 +202,8 @@ def test_a_silent_end_is_left_out_and_only_at_the_end() -> None:
 
 def test_no_probe_follows_a_unit_that_is_the_answer() -> None:
     forest, own_tools = random_forest(1), tools(lambda f: ["ab"] * f.n_trajectories)
-    asked_answer_belief = AnswerBelief(at="segment").compute(forest, {}, own_tools)
-    actual = AnswerBelief(at="segment", answered=True).compute(forest, {}, own_tools)
+    asked_answer_belief = AnswerBelief(unit="segment").compute(forest, {}, own_tools)
+    actual = AnswerBelief(unit="segment", answered=True).compute(forest, {}, own_tools)
     assert torch.allclose(actual["belief_before"], asked_answer_belief["belief_before"], equal_nan=True, atol=1e-12)
     for r in range(forest.n_trajectories):
         for k, entries in enumerate(cut := units(forest, r, "segment")):
@@ -255,8 +255,8 @@ def test_figures_are_of_first_and_last() -> None:
 
 
 def test_settings() -> None:
-    assert AnswerBelief().requires == () and AnswerBelief(at="segment").requires == ("segments",)
-    for wrong in ({"at": "token"}, {"reduce": "sum"}, {"cue": ""}):
+    assert AnswerBelief().requires == () and AnswerBelief(unit="segment").requires == ("segments",)
+    for wrong in ({"unit": "token"}, {"reduce": "sum"}, {"cue": ""}):
         with pytest.raises(ConfigError, match=r"signal\.answer_belief"):
             AnswerBelief(**wrong)  # type: ignore[arg-type]  # wrong on purpose
     lent = SignalTools(LEARNER, str, 0)

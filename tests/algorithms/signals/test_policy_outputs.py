@@ -69,7 +69,7 @@ def test_layers_that_are_not_there():
 
 @pytest.mark.parametrize("normed", [True, False])
 def test_the_objective_reads_what_the_signal_gives(normed, tmp_path):
-    keys = {"objective.normed": normed, "signal.layer_logprob.normed": normed, "signal.layer_logprob.steps": 1}
+    keys = {"objective.final_norm": normed, "signal.layer_logprob.final_norm": normed, "signal.layer_logprob.steps": 1}
     m = gxpo.method("bupo", keys)
     assert m.signals["layer_logprob"].provides == m.terms["policy"].needs
     run = gxpo.train("tiny:cold", "arithmetic", m, 1, lambda tokens: float(len(tokens)), out=tmp_path / "run",
@@ -214,7 +214,7 @@ def test_the_peak_is_the_mean_of_the_largest_share() -> None:
 
 
 def test_truncated_wrong_answers_rank_below_right_ones() -> None:
-    part = advantage(unfinished_by_rank, most=0.1, scale="none")
+    part = advantage(unfinished_by_rank, first_reward=0.1, scale="none")
     rank = torch.tensor([1.0, 1 / 3, 1 / 3, 1 / 3], dtype=torch.float64)
     for truncated, success, expected in (
         ([True] * 4, [0.0] * 4, [0.1, 0.1 / 3, 0.1 / 3, 0.1 / 3]),
@@ -230,7 +230,10 @@ def test_truncated_wrong_answers_rank_below_right_ones() -> None:
 def test_below_zero_running_on_earns_less_than_a_wrong_end() -> None:
     rank = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     forest = answers([True, True, False, False], [0.0, 0.0, 0.0, 1.0])
-    for options, expected in (({}, [0.1, 0.0, 0.0, 1.0]), ({"least": -0.1, "most": 0.0}, [0.0, -0.1, 0.0, 1.0])):
+    for options, expected in (
+        ({}, [0.1, 0.0, 0.0, 1.0]),
+        ({"last_reward": -0.1, "first_reward": 0.0}, [0.0, -0.1, 0.0, 1.0]),
+    ):
         actual = advantage(unfinished_by_rank, scale="none", **options)(forest, {"structural_rank": rank}, 0)[::4]
         assert actual.tolist() == pytest.approx([e - fmean(expected) for e in expected], abs=1e-12)
 

@@ -115,7 +115,7 @@ def groups(turns: int = 1) -> Forest:
 @pytest.mark.parametrize(("of", "rows"), [("all", [0, 1, 2, 3, 8]), ("failed", [0, 2, 8])])
 def test_the_teacher_is_the_model_on_the_contexts_written_out(of, rows) -> None:
     forest, learner = groups(turns=2), policy()
-    part, tools = bound(learner, of=of)
+    part, tools = bound(learner, rollouts=of)
     actual = part.compute(forest, Signals.of(forest), tools)
     peers = {0: 1, 1: 3, 2: 1, 3: 1, 8: 9}
     taught = torch.isin(forest.path_trajectory, torch.tensor(rows))
@@ -211,7 +211,7 @@ def test_a_restored_teacher_goes_on_alike() -> None:
 
 def test_what_is_wrong_is_said() -> None:
     unread = [{"template": x} for x in ("{prompt}", "{prompt}{solution}{more}", "{prompt", "{}")] + [{"hide": "("}]
-    for wrong in ({"rate": 1.5}, {"top_k": 0}, {"of": "some"}, *unread):
+    for wrong in ({"rate": 1.5}, {"top_k": 0}, {"rollouts": "some"}, *unread):
         with pytest.raises(ConfigError, match="self_teacher"):
             SelfTeacher(**wrong)  # type: ignore[arg-type]
     with pytest.raises(GxpoError, match="bind"):
@@ -311,7 +311,7 @@ def test_where_the_right_answer_stands(fields: dict[str, str], context: str, tol
             n = forest.n_entries
             return dict(zip(names, (torch.zeros(n, 1), torch.zeros(n, 2), torch.zeros(n)), strict=True))
 
-    part = SelfTeacher(of="failed", **fields)  # type: ignore[arg-type]
+    part = SelfTeacher(rollouts="failed", **fields)  # type: ignore[arg-type]
     part.memory["model"] = Model()
     forest = grown("4", "<think>x</think> 3", "three", context=context)
     tools = SignalTools(None, lambda ids: "".join(map(chr, ids)), 0, reword=session().reword)  # type: ignore[arg-type]

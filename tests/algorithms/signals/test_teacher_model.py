@@ -45,7 +45,7 @@ def bound(weight: float, **options: Any) -> tuple[TeacherModel, FixedTeacher, li
 
 
 def test_the_teacher_is_read_by_its_name_for_the_top_k_ids():
-    part, teacher, requests = bound(1.0, of="large", top_k=2)
+    part, teacher, requests = bound(1.0, model="large", top_k=2)
     signals = part.compute(FOREST, {}, None)  # type: ignore[arg-type]
     assert part.external == ("large",) and requests == ["large"]
     assert teacher.names[:2] == (Output("likeliest", 2), Output("likeliest_logprob", 2))

@@ -90,7 +90,7 @@ def test_the_most_certain_answer_has_the_greatest_weight():
     assert relative_entropy(column(1e-7, -1e-8, 4e-7), one, everyone).tolist() == [1.0] * 3  # 0 but for rounding
     assert float(relative_entropy(column(-1e-8, 1.0, 200.0), one, everyone)[0]) == 10.0
     assert relative_entropy(column(0.0, 1.0, 200.0), one, everyone).tolist() == pytest.approx([10.0, 10.0, 67 / 200])
-    free = relative_entropy(column(1.0, 3.0, 8.0), one, everyone, least=0.0, most=math.inf)
+    free = relative_entropy(column(1.0, 3.0, 8.0), one, everyone, min_weight=0.0, max_weight=math.inf)
     assert free.tolist() == pytest.approx([4.0, 4 / 3, 0.5])
 
 
@@ -192,8 +192,8 @@ def test_where_nothing_disagrees_all_tokens_weigh_one():
 @pytest.mark.parametrize(
     ("part", "wrong", "message"),
     [
-        (relative_entropy_weight, {"least": 1.5}, "relative_entropy"),
-        (relative_entropy_weight, {"most": 0.5}, "relative_entropy"),
+        (relative_entropy_weight, {"min_weight": 1.5}, "relative_entropy"),
+        (relative_entropy_weight, {"max_weight": 0.5}, "relative_entropy"),
         (novelty_weight, {"bound": -0.1}, "novelty"),
         (reference_perplexity_weight, {"low": 0.5}, "reference_perplexity"),
         (disagreement_weight, {"alpha": -1.0}, "disagreement"),

@@ -22,7 +22,7 @@ def perception_weight(**options):
 
 def scales(mean: torch.Tensor, where: torch.Tensor, least: float) -> torch.Tensor:
     """Weights of trajectories of one token each: their scales, since every token is kept."""
-    return top_scaled(mean, torch.arange(len(mean)), where, share=1.0, least=least)
+    return top_scaled(mean, torch.arange(len(mean)), where, share=1.0, min_scale=least)
 
 
 def column(*x: float) -> torch.Tensor:
@@ -71,7 +71,7 @@ def test_clamps() -> None:
 def test_each_trajectory_keeps_its_share_of_the_most_dependent(rows, share):
     rows = sorted(rows, key=lambda row: row[0])
     owner = torch.tensor([r for r, _ in rows], dtype=torch.int64)
-    is_kept = (top_scaled(column(*(v for _, v in rows)), owner, owner >= 0, share=share, least=1.0) > 0).tolist()
+    is_kept = (top_scaled(column(*(v for _, v in rows)), owner, owner >= 0, share=share, min_scale=1.0) > 0).tolist()
     for r in {r for r, _ in rows}:
         ranked = [(v, -i, k) for i, ((q, v), k) in enumerate(zip(rows, is_kept, strict=True)) if q == r]
         k = math.ceil(share * len(ranked) - 1e-9)
@@ -95,7 +95,7 @@ def test_the_part() -> None:
     proximal = column(*[-1.0] * 9)
     d = column(0.5, 0.0, 0.3, 1.0, 9.0, 0.2, 2.0, 0.0, 0.0)  # the 9 is of a token that is not trained
     signals = {"proximal_logprob": proximal, "masked_logprob": proximal + d}
-    weight = perception_weight(share=0.4, least=0.5)(forest, torch.ones(9), signals, 0)
+    weight = perception_weight(share=0.4, min_scale=0.5)(forest, torch.ones(9), signals, 0)
     # k3 of .5, .3, 1, .2, 2 = .148721, .049859, .718282, .021403, 4.389056; means .074361, .263181, 1.463019
     # of the first two x = [0, 1], mean 1/2: scales .5 and 1.5; the third is not compared: x held at 1
     # ceil(.4 * [2, 3, 3]) = [1, 2, 2] tokens; of the third's two zeros the earlier
@@ -118,6 +118,6 @@ def test_errors() -> None:
     signals = {"proximal_logprob": column(-1, -1), "masked_logprob": column(-1, math.nan)}
     with pytest.raises(MissingSignal, match="nan for 1 of 2"):
         perception_weight()(forest_of(2), torch.ones(2), signals, 0)
-    for wrong in ({"share": 0.0}, {"share": 1.1}, {"least": -0.1}):
+    for wrong in ({"share": 0.0}, {"share": 1.1}, {"min_scale": -0.1}):
         with pytest.raises(ConfigError, match=r"weight\.perception"):
             perception_weight(**wrong)

@@ -248,8 +248,8 @@ def test_equal_groups_learn_and_nothing_is_compared():
 def test_it_goes_on_any_credit():
     forest = battery(1)
     plain = gxpo.method("grpo").advantages(forest)
-    m = gxpo.method("grpo", {"weight.half": "token_weight", "weight.half.by": "credit", "weight.half.keep": "by_sign",
-                             "weight.half.positive": 0.5})  # fmt: skip
+    m = gxpo.method("grpo", {"weight.half": "token_weight", "weight.half.score": "credit",
+                             "weight.half.curve": "by_sign", "weight.half.positive": 0.5})  # fmt: skip
     assert m.weights == {"half": TokenWeight("credit", "by_sign", options={"positive": 0.5})}
     assert torch.equal(m.advantages(forest), plain)
     weight_P = m.token_weights(forest, plain)
@@ -268,7 +268,7 @@ def exponential_credit_weight(**options):
     return gxpo.method("rec", keys).weights["red"]
 
 
-RED = {"weight.red": "token_weight", "weight.red.by": "credit", "weight.red.keep": "exponential"}
+RED = {"weight.red": "token_weight", "weight.red.score": "credit", "weight.red.curve": "exponential"}
 
 
 @given(st.lists(st.floats(-50, 1e6), min_size=1, max_size=8), st.floats(0.1, 10), st.floats(0.5, 1e6))

@@ -139,7 +139,7 @@ def test_win_rates_inside_a_group():
     assert outcome.tolist() == pytest.approx([0, 0.5, 0.5, 1, 0, 1])
 
 
-def test_against_the_first():
+def test_retryst_the_first():
     outcome, _ = judged(Pairwise(function(longer), compare="first"), {"g": ["bb", "a", "ccc", "dddd"]})
     assert outcome.tolist() == pytest.approx([1 / 3, 0, 1, 1])  # the first: won, lost, lost
 

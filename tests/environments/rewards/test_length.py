@@ -39,7 +39,7 @@ def test_the_numbers_of_lc_r1():
     # lengths 100 200 400 300, the last wrong; longest correct 400; the code gives all rows 1 - L / 400:
     # .75 .5 0 .25, so here, less 1: -.25 -.5 -1 -.75. Rewards 2 2 2 1 and the mean alone: the same advantages
     forest = grown([("g", n, right, True) for n, right in ((100, True), (200, True), (400, True), (300, False))])
-    value = Length(coef=1.0, scale="longest", of="all")(forest)["length"]
+    value = Length(coef=1.0, scale="longest", answers="all")(forest)["length"]
     assert value.tolist() == pytest.approx([-0.25, -0.5, -1, -0.75])
     total = torch.tensor([2.0, 2, 2, 1]) + value
     credit = group_relative(total, torch.zeros(4).long(), scale="none")
@@ -52,7 +52,7 @@ def test_linear_in_length_up_to_the_limit():
     # 3 of 12 tokens at coef .5: -.125; the wrong answer loses nothing unless all do
     forest = grown([("g", 3, True, True), ("g", 12, True, True), ("g", 6, False, True)])
     assert Length(max_length=12)(forest)["length"].tolist() == pytest.approx([-0.125, -0.5, 0])
-    assert Length(of="all", max_length=12)(forest)["length"].tolist() == pytest.approx([-0.125, -0.5, -0.25])
+    assert Length(answers="all", max_length=12)(forest)["length"].tolist() == pytest.approx([-0.125, -0.5, -0.25])
     assert linear_penalty(torch.tensor([5]), 10.0).dtype == torch.float64
 
 
@@ -94,7 +94,7 @@ def test_it_equals_a_loop(rows, scale, of):
         over = 10 if scale == "limit" else longest
         loses = (right or of == "all") and over > 0
         expected.append(-0.7 * n / over if loses else 0.0)
-    actual = Length(coef=0.7, scale=scale, of=of, max_length=10)(forest)["length"]
+    actual = Length(coef=0.7, scale=scale, answers=of, max_length=10)(forest)["length"]
     assert actual.tolist() == pytest.approx(expected)
     assert bool((actual <= 0).all())
 
@@ -102,14 +102,14 @@ def test_it_equals_a_loop(rows, scale, of):
 def test_all_wrong_groups_earn_zero_and_bad_settings_are_refused():
     wrong = grown([("g", 3, False, True), ("g", 9, False, True)])
     assert not Length(max_length=9)(wrong)["length"].any()
-    assert not Length(scale="longest", of="all")(wrong)["length"].any()
+    assert not Length(scale="longest", answers="all")(wrong)["length"].any()
     with pytest.raises(ConfigError, match="max_length is not set"):
         Length()(wrong)
     unknown = Forest.from_completions([[1]], [[[2]]], rewards=[[1.0]])
     for part in (Length(max_length=3), LengthRelative()):
         with pytest.raises(ConfigError, match="needs verdicts"):
             part(unknown)
-    assert Length(of="all", max_length=1)(unknown)["length"].tolist() == [-0.5]
+    assert Length(answers="all", max_length=1)(unknown)["length"].tolist() == [-0.5]
     for settings_ in ({"coef": -1.0}, {"max_length": 0}):
         with pytest.raises(ConfigError, match="length"):
             Length(**settings_)

@@ -132,10 +132,10 @@ def test_hdpo_compares_calls_among_right_answers_alone():
 def test_a_group_with_one_right_answer_has_nothing_from_calls():
     m = gxpo.method("hdpo", {"credit.weights": {"tool_calls": 1.0}})
     assert m.advantages(m.shaped(attempts(("a", ["s"], True), ("a", [], False)))).tolist() == [0.0] * 3
-    with pytest.raises(ConfigError, match=r"credit\.only names 'other'"):
-        gxpo.method("hdpo", {"credit.only": {"other": "success"}, "credit.weights": {"tool_calls": 1.0}}).advantages(
-            m.shaped(attempts(*SEARCHES))
-        )
+    with pytest.raises(ConfigError, match=r"credit\.conditions names 'other'"):
+        gxpo.method(
+            "hdpo", {"credit.conditions": {"other": "success"}, "credit.weights": {"tool_calls": 1.0}}
+        ).advantages(m.shaped(attempts(*SEARCHES)))
     with pytest.raises(ConfigError, match=r"lists every component of these rollouts by name: leave '\*' out"):
         gxpo.method("hdpo").advantages(m.shaped(attempts(*SEARCHES)))
 

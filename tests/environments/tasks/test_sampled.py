@@ -112,7 +112,7 @@ def test_solved_tasks_go_one_by_one_until_none_is_left() -> None:
     again = sampled_source("drop_solved", Listed("abc"), epochs=True)
     again.load_state_dict(source.state_dict())
     assert again.exhausted == source.exhausted
-    level = sampled_source(lambda streak: (streak < 1).double(), Listed("ab", level=[1, 2]), by="level")
+    level = sampled_source(lambda streak: (streak < 1).double(), Listed("ab", level=[1, 2]), key="level")
     level.draw(2, 1)
     level.observe(answers({"a": 8, "b": 8}))
     assert "none of 2 levels is left" in str(level.exhausted)
@@ -148,22 +148,24 @@ def test_a_run_ends_when_every_task_is_solved(tmp_path: Path, staleness: int) ->
 
 
 def test_levels_of_a_column() -> None:
-    source = sampled_source("hardest", Listed("abcdef", level=[1, 1, 1, 2, 2, 2]), by="level")
+    source = sampled_source("hardest", Listed("abcdef", level=[1, 1, 1, 2, 2, 2]), key="level")
     source.observe(answers({"a": 8, "b": 8, "c": 8, "d": 0, "e": 0, "f": 0}))
     assert source.arms.names == ["1", "2"] and chances(source)[1] > 0.9
     drawn_names = [name for step in range(30) for name in names(source.draw(3, step))]
     assert sum(name in "def" for name in drawn_names) > 80
     hard = [name for name in drawn_names if name in "def"]
     assert all(sorted(hard[i : i + 3]) == list("def") for i in range(0, 60, 3))  # each once, then again
-    assert sampled_source("hardest", Listed("abc", level=["x", "y", "y"]), by="level", levels=["y"]).arms.names == ["y"]
+    assert sampled_source("hardest", Listed("abc", level=["x", "y", "y"]), key="level", levels=["y"]).arms.names == [
+        "y"
+    ]
     assert set(
-        names(sampled_source("variance", Listed("abc", level=[3, 1, 1]), by="level", levels=[1]).draw(9, 1))
+        names(sampled_source("variance", Listed("abc", level=[3, 1, 1]), key="level", levels=[1]).draw(9, 1))
     ) == {"b", "c"}
 
 
 def test_levels_of_an_option_of_a_source_that_generates() -> None:
     level = lambda n: tasks.make("arithmetic", seed=0, options={"digits": n})  # noqa: E731  as the trainer makes them
-    source = sampled_source("first_unmastered", level(2), level, by="digits", levels=[1, 3], window=1)
+    source = sampled_source("first_unmastered", level(2), level, key="digits", levels=[1, 3], window=1)
     assert all(t.id.startswith("digits=1/arithmetic/") for t in source.draw(4, 1))
     source.observe(answers({"digits=1/arithmetic/1+1": 8}))
     drawn_source = source.draw(4, 2)
@@ -188,18 +190,18 @@ def test_a_source_of_the_users_with_a_list() -> None:
 
 def test_a_source_that_repeats_nothing_is_refused() -> None:
     source = tasks.make("arithmetic", seed=0)
-    with pytest.raises(TaskError, match=r"repeats none.*tasks\.sampler\.by=digits"):
+    with pytest.raises(TaskError, match=r"repeats none.*tasks\.sampler\.key=digits"):
         sampled_source("variance", source, lambda level: source)
     with pytest.raises(TaskError, match=r"tasks\.options\.pool"):
         sampled_source("variance", source)
     with pytest.raises(TaskError, match="'arithmetic' has no option 'wide'"):
         sampled_source(
-            "variance", source, lambda n: tasks.make("arithmetic", seed=0, options={"wide": n}), by="wide", levels=[1]
+            "variance", source, lambda n: tasks.make("arithmetic", seed=0, options={"wide": n}), key="wide", levels=[1]
         )
-    with pytest.raises(TaskError, match=r"'a' has no column 'level' \(tasks\.sampler\.by\), but none"):
-        sampled_source("variance", Listed("ab"), by="level")
+    with pytest.raises(TaskError, match=r"'a' has no column 'level' \(tasks\.sampler\.key\), but none"):
+        sampled_source("variance", Listed("ab"), key="level")
     with pytest.raises(TaskError, match="no task has level=7"):
-        sampled_source("variance", Listed("ab", level=[1, 2]), by="level", levels=[7])
+        sampled_source("variance", Listed("ab", level=[1, 2]), key="level", levels=[7])
 
 
 def test_read_back_it_draws_the_same() -> None:

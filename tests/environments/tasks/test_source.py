@@ -184,7 +184,7 @@ def test_a_pool_of_pictures_is_fixed_and_repeats_evenly(name):
 
 
 def test_a_pool_keeps_what_a_source_does_to_its_training_tasks():
-    messages = make("shapes", seed=0, options={"pool": 20, "told": 1.0})
+    messages = make("shapes", seed=0, options={"pool": 20, "leak_share": 1.0})
     assert all(seen(t)[1].startswith(f"{t.answer}. ") for t in messages.draw(20, 1))
     assert not any(t.info.get("told") for t in messages.held_out(20))
 

@@ -24,7 +24,7 @@ def test_soft_steps_behind_a_picture(family, kernels):
     assert vision is not None
     prompt = [1, 7, *vision.ids(picture(0, 16, 40)), 8]
     engine = TorchEngine(model, character_tokenizer("<image>"), stop_ids=[2], kernels=kernels)
-    sampling = SoftSampling(max_new_tokens=6, soft_top_k=4, soft_top_p=0.99, mixing_temperature=0.5, closing="e")
+    sampling = SoftSampling(max_new_tokens=6, soft_top_k=4, soft_top_p=0.99, mixing_temperature=0.5, end_text="e")
     keys = tuple(StreamKey(seed=0, step=0, task="t", attempt=i) for i in range(4))
     (actual,) = engine.sample([Request(prompt=tuple(prompt), streams=keys)], sampling)
     record, media_at = media.to_record(prompt)

@@ -8,7 +8,7 @@ def length(texts: Texts, scores: object) -> float:
 
 
 asking = Graph(
-    (Role("planner", answer="{planner}", running=True, calls=(Call("worker", "(.)", most=1),)),),
+    (Role("planner", answer="{planner}", running=True, calls=(Call("worker", "(.)", max_calls=1),)),),
     helpers=(Role("worker", "{request}", local=length),),
 )
 searching = Graph(
@@ -17,7 +17,7 @@ searching = Graph(
             "planner",
             answer="{planner}",
             running=True,
-            calls=(Call("local", "(.)", most=1), Call("web", "..", most=1)),
+            calls=(Call("local", "(.)", max_calls=1), Call("web", "..", max_calls=1)),
         ),
     ),
     helpers=(Role("local", "{request}"), Role("web", "{request}")),

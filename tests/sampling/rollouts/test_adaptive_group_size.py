@@ -116,7 +116,7 @@ def test_knapsack_is_the_best_of_all_sizes(p: list[float], more: int, least: int
 
 def test_exact_knapsack_funds_a_hard_task_that_greedy_skips() -> None:
     assert allot([0.01, 0.9], 24, 2, 22) == [2, 22] and knapsack([0.01, 0.9], 24, 2, 22) == [22, 2]
-    part = AdaptiveGroupSize(12, most=22, solver="knapsack")
+    part = AdaptiveGroupSize(12, max_attempts=22, solver="knapsack")
     part.memory.rows.update({"hard": [0.5, 99.0], "easy": [89.0, 99.0]})
     session = StepSession(right_first(1), step=1)
     assert Counter(part.grow(tasks("hard", "easy"), session).group) == {"s1/hard": 22, "s1/easy": 2}
@@ -156,7 +156,7 @@ def test_unscored_verdicts_are_ignored_and_repeated_tasks_count() -> None:
 
 
 def test_the_mean_is_the_group_size_whatever_is_predicted() -> None:
-    rng, part = random.Random(1), AdaptiveGroupSize(5, least=1, most=9)
+    rng, part = random.Random(1), AdaptiveGroupSize(5, min_attempts=1, max_attempts=9)
     for step in range(1, 6):
         names = [rng.choice("abcd") + str(i) for i in range(4)]
         forest = train(part, names, StepSession(lambda s: int(ord(s.task[0]) % 3 > s.attempt), step=step))
@@ -180,9 +180,9 @@ def test_read_back_it_allots_the_same() -> None:
 @pytest.mark.parametrize(
     ("wrong", "key"),
     [
-        ({"group_size": 1}, "rollout.least"),
-        ({"group_size": 200}, "rollout.most"),
-        ({"least": 0}, "rollout.least"),
+        ({"group_size": 1}, "rollout.min_attempts"),
+        ({"group_size": 200}, "rollout.max_attempts"),
+        ({"min_attempts": 0}, "rollout.min_attempts"),
         ({"discount": 2.0}, "rollout.discount"),
         ({"prior": 0.0}, "rollout.prior"),
         ({"value": "failure"}, "did you mean 'failures'"),

@@ -36,7 +36,7 @@ def two_attempts(run) -> Forest:
 
 def step_advantages(forest: Forest, method: str, **keys: object) -> list[list[float]]:
     """Advantage of each step, which is that of all its tokens, by trajectory in order of turns."""
-    advantage_P = gxpo.method(method, {k.replace("_", "."): v for k, v in keys.items()}).advantages(forest)
+    advantage_P = gxpo.method(method, keys).advantages(forest)
     values: list[dict[int, set[float]]] = [{} for _ in range(forest.n_trajectories)]
     for r, s, a in zip(forest.path_trajectory.tolist(), forest.path_step.tolist(), advantage_P.tolist(), strict=True):
         values[r].setdefault(s, set()).add(a)
@@ -64,7 +64,7 @@ def test_steps_are_compared_where_contexts_are_equal() -> None:
     """GiGPO without deviations. Calls 1 and 3 are made in equal states: returns .95^3 and .95 of the right attempt, 0
     of the other, less their means; the states of calls 2 and 4 are alone, with 0 in addition to the episode's +-.5."""
     forest = two_attempts(summarising)
-    assert step_advantages(forest, "gigpo", credit_scale="none", credit_add_state_scale="none") == [
+    assert step_advantages(forest, "gigpo", **{"credit.scale": "none", "credit.add.state.scale": "none"}) == [
         pytest.approx([0.5 + 0.95**3 / 2, 0.5, 0.5 + 0.95 / 2, 0.5]),
         pytest.approx([-0.5 - 0.95**3 / 2, -0.5, -0.5 - 0.95 / 2, -0.5]),
     ]
@@ -75,7 +75,7 @@ def test_a_handoff_is_compared_among_calls_of_the_same_agent() -> None:
     forest = two_attempts(handing_off)
     names = [forest.agent_names[a] for a in forest.step_agent.tolist()]
     assert names == ["triage", "expert", "expert", "triage", "expert"]
-    keys = {"credit_among": ("agent",), "credit_unit": "step"}
+    keys = {"credit.group_by": ("agent",), "credit.unit": "step"}
     assert step_advantages(forest, "dr_grpo", **keys) == [
         pytest.approx([1 / 2, 1 / 3, 1 / 3]),
         pytest.approx([-1 / 2, -2 / 3]),

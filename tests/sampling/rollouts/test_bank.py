@@ -16,7 +16,7 @@ from gxpo.parts.protocols import EpisodeRules, Sampling, Task
 from gxpo.sampling.rollouts.bank import Bank, edit, read_operation
 
 ADD, SUB = Task("add", "1+1=", "2"), Task("sub", "3-1=", "2")
-PLAIN = {"entry": "{text};", "ask": "{task}|{right}|{wrong}|{bank}"}
+PLAIN = {"entry": "{text};", "edit_prompt": "{task}|{right}|{wrong}|{bank}"}
 
 
 def halves(policy: str, context: str, attempt: int) -> str:
@@ -78,7 +78,7 @@ def test_attempts_read_the_bank_and_are_not_trained() -> None:
     session = AnswerSession(halves)
     forest = grow(rollout, session, ADD)
     assert read(session) == ["1+1=;1+1="] and component(forest, "experiences") == [1.0, 1.0]
-    assert Bank(2, trains=True, **PLAIN).trains
+    assert Bank(2, train=True, **PLAIN).train
 
 
 def test_examples_are_right_attempts() -> None:
@@ -88,20 +88,22 @@ def test_examples_are_right_attempts() -> None:
 
 
 def test_a_bank_has_a_bound_and_the_oldest_go() -> None:
-    rollout = Bank(2, writer=lambda contrast: [{"op": "add", "text": f"{contrast.task}{k}"} for k in (1, 2)], most=3)
+    rollout = Bank(
+        2, writer=lambda contrast: [{"op": "add", "text": f"{contrast.task}{k}"} for k in (1, 2)], max_experiences=3
+    )
     for _ in range(2):
         grow(rollout, AnswerSession(halves), ADD)
     assert rollout.banks["current"] == ["1+1=2", "1+1=1", "1+1=2"]
 
 
 def test_too_long_an_experience_is_refused_and_counted() -> None:
-    rollout = Bank(2, writer=lambda contrast: [{"op": "add", "text": "x" * 9}], longest=8)
+    rollout = Bank(2, writer=lambda contrast: [{"op": "add", "text": "x" * 9}], max_chars=8)
     assert component(grow(rollout, AnswerSession(halves), ADD), "edits")[0] == 0.0 and not rollout.banks["current"]
 
 
 def test_a_bank_without_a_bound_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.most is 0; it is 1 or more"):
-        gxpo.method("training_free_grpo", {"rollout.most": 0})
+    with pytest.raises(ConfigError, match=r"rollout\.max_experiences is 0; it is 1 or more"):
+        gxpo.method("training_free_grpo", {"rollout.max_experiences": 0})
 
 
 @pytest.mark.parametrize("written", ["well", "MODIFY G9: x"])
@@ -151,7 +153,7 @@ def test_an_edit_is_kept_where_it_does_better() -> None:
         session = AnswerSession(
             lambda policy, context, attempt, w=right_with: "2" if w in context or attempt == 0 else "3"
         )
-        rollout = Bank(4, writer=lambda contrast: [{"op": "add", "text": "x"}], keeps="better", entry="{text}")
+        rollout = Bank(4, writer=lambda contrast: [{"op": "add", "text": "x"}], accept="better", entry="{text}")
         grow(rollout, session, ADD)
         assert rollout.banks["current"] == [] and rollout.banks["candidate"] == ["x"]
         grow(rollout, session, ADD)
@@ -182,7 +184,7 @@ def test_a_bank_is_part_of_the_checkpoint() -> None:
     [
         ({"template": "{prompt}"}, "lacks {bank}"),
         ({"entry": "-"}, "lacks {text}"),
-        ({"ask": "{right}"}, "lacks {task}"),
+        ({"edit_prompt": "{right}"}, "lacks {task}"),
     ],
 )
 def test_templates_without_their_places_are_refused(options: Any, message: str) -> None:

@@ -109,7 +109,7 @@ def test_remax_is_the_reward_less_the_greedy_answers(greedy: int, expected: list
 def test_pvpo_has_the_cards_numbers_and_measures_a_task_once() -> None:
     # two of four reference answers are right: V = .5, and A = .5, -.5, -.5, -.5
     script = lambda s: (1, 0, 0, 0, 1, 1, 0, 0)[s.attempt] if s.step == 1 else 1  # noqa: E731
-    part = BaselineRollouts(4, 4, "reference", once=True)
+    part = BaselineRollouts(4, 4, "reference", cache=True)
     first = train(part, ["a"], Asked(script, step=1))
     assert credit_of("pvpo", first) == [0.5, -0.5, -0.5, -0.5, 0, 0, 0, 0]
     session = Asked(script, step=2)
@@ -121,7 +121,7 @@ def test_pvpo_has_the_cards_numbers_and_measures_a_task_once() -> None:
 
 
 def test_shaped_baselines_are_remembered_and_unscored_remeasured() -> None:
-    part = BaselineRollouts(1, 2, "reference", once=True)
+    part = BaselineRollouts(1, 2, "reference", cache=True)
     session = Asked(lambda s: UNSCORED if s.task == "b" and s.attempt else 1, step=1)
     forest = session.score(part.grow(tasks("a", "b"), session))
     part.observe(forest.with_rewards(forest.outcome - 0.25))
@@ -142,7 +142,7 @@ def test_aapo_pairs_the_rows() -> None:
 
 # ---------------------------------------------------------------- memory, settings
 def test_read_back_it_goes_on_and_parts_share_no_memory() -> None:
-    part, other = (BaselineRollouts(2, 3, "reference", once=True) for _ in range(2))
+    part, other = (BaselineRollouts(2, 3, "reference", cache=True) for _ in range(2))
     script = lambda s: (s.attempt + s.step) % 3 % 2  # noqa: E731
     train(part, ["a", "b"], Asked(script, step=1))
     assert part == other and other.memory == {} and "memory" not in repr(part)
@@ -160,7 +160,7 @@ def test_read_back_it_goes_on_and_parts_share_no_memory() -> None:
     [
         ({"group_size": 0}, "group_size"),
         ({"baselines": -1}, "baselines"),
-        ({"of": "teacher"}, "rollout.of"),
+        ({"policy": "teacher"}, "rollout.policy"),
         ({"temperature": -0.5}, "rollout.temperature"),
         ({"temperature": 0.0, "baselines": 4}, "greedy rollouts are all the same"),
     ],
@@ -195,7 +195,9 @@ def test_the_reference_stays_where_it_was(tmp_path: Path) -> None:
     messages: dict[str, list[list[int]]] = {}
     for of in ("reference", "current"):
         out = tmp_path / of
-        gxpo.train("tiny:cold", str(tmp_path / "pool.jsonl"), "aapo", 3, parity, out=out, set=keys | {"rollout.of": of})
+        gxpo.train(
+            "tiny:cold", str(tmp_path / "pool.jsonl"), "aapo", 3, parity, out=out, set=keys | {"rollout.policy": of}
+        )
         for path in sorted((out / "rollouts").iterdir()):
             rows = [json.loads(line) for line in path.read_text().splitlines()]
             (row,) = [r for r in rows if r.get("origin") == "baseline"]

@@ -17,7 +17,7 @@ from gxpo.sampling.rollouts.critique import Critique, stated_verdict, states_ans
 
 ADD = Task("add", "1+1=", "2")
 OPTIONS = {"template": "{prompt}{attempt}?", "refine_template": "{prompt}{attempt}!{critique}!"}
-CRITIC = {"right": "yes", "wrong": "no"}
+CRITIC = {"right_pattern": "yes", "wrong_pattern": "no"}
 
 
 def say(policy: str, context: str, attempt: int) -> str:
@@ -63,7 +63,7 @@ def test_a_trained_solver_learns_from_attempts_and_refinements() -> None:
 
 
 def test_one_policy_can_play_both_roles() -> None:
-    rollout = Critique(2, solver="shared", **OPTIONS, right="3", wrong="2")
+    rollout = Critique(2, solver="shared", **OPTIONS, right_pattern="3", wrong_pattern="2")
     session = TeamSession(lambda policy, context, attempt: "2")
     forest = rollout.grow(session.asked(ADD), session)
     assert rollout.policies == {"main": "trained"} and forest.policy_names == ("main",)
@@ -90,7 +90,7 @@ def test_an_attempt_that_is_called_right_can_be_kept() -> None:
     assert forest.outcome.tolist() == [1.0, 1.0, 0.0, 0.0] and forest.info[2]["refinements"] == ["3"]
     assert len(session.requests[2]) == 6 and session.budget.discarded == 2 + 6
     with pytest.raises(ConfigError, match="refines what a critic calls wrong"):
-        Critique(refine="wrong", right="", wrong="")
+        Critique(refine="wrong", right_pattern="", wrong_pattern="")
 
 
 def test_held_out_tasks_are_answered_after_a_critique() -> None:
@@ -111,7 +111,7 @@ def test_a_critique_without_a_verdict_is_wrong_and_counted() -> None:
 def test_a_critique_of_an_unscored_attempt_is_unscored() -> None:
     session = TeamSession(lambda policy, context, attempt: f"{policy[0]}{attempt}",
                           lambda task, text: math.nan if text == "s1" else 1.0)  # fmt: skip
-    forest = Critique(1, 2, 1, **OPTIONS, right="c", wrong="no").grow(session.asked(ADD), session)
+    forest = Critique(1, 2, 1, **OPTIONS, right_pattern="c", wrong_pattern="no").grow(session.asked(ADD), session)
     assert forest.scored.tolist() == [True, False] and "could not score" in forest.info[1]["failure"]
 
 
@@ -142,7 +142,7 @@ def test_the_last_statement_is_the_verdict() -> None:
         ({"roles": ["critic", "main"]}, "name two different roles"),
         ({"template": "{prompt}{critique}"}, "lacks {attempt}"),
         ({"template": "{prompt}{attempt}{critique}"}, "has {critique}"),
-        ({"right": "("}, "no regular expression"),
+        ({"right_pattern": "("}, "no regular expression"),
         ({"solver": "trained", "refine_temperature": 0.0}, "of a frozen solver"),
     ],
 )
@@ -154,8 +154,8 @@ def test_what_cannot_be_is_refused_in_one_line(options, message) -> None:
 
 # ---------------------------------------------------------------- hints
 HINTS = {
-    "roles": ["hinter", "reasoner"], "solver": "trained", "only": "all_wrong", "gate": "answer", "right": "",
-    "wrong": "", "template": "{prompt}{attempt}?", "refine_template": "{prompt}{critique}",
+    "roles": ["hinter", "reasoner"], "solver": "trained", "critique": "all_wrong", "leak_check": "answer",
+    "right_pattern": "", "wrong_pattern": "", "template": "{prompt}{attempt}?", "refine_template": "{prompt}{critique}",
 }  # fmt: skip
 
 
@@ -200,7 +200,7 @@ def test_held_out_tasks_have_no_hints() -> None:
 def test_the_reference_solution_is_the_critics_alone() -> None:
     session = TeamSession(hint)
     session.solution = lambda task: "1 and 1 are 2"
-    rollout = Critique(1, 1, 1, **{**HINTS, "gate": "none", "template": "{prompt}{attempt}!{solution}"})
+    rollout = Critique(1, 1, 1, **{**HINTS, "leak_check": "none", "template": "{prompt}{attempt}!{solution}"})
     rollout.grow(session.asked(ADD), session)
     contexts = [[decoded(r.prompt) for r in requests] for requests in session.requests]
     assert contexts == [["1+1="], ["1+1=3!1 and 1 are 2"], ["1+1=add"]]
@@ -223,7 +223,7 @@ def test_a_hint_holds_the_answer_as_a_whole(text, answer, holds) -> None:
     [
         ({**HINTS, "solver": "frozen"}, "leaves a step without rollouts"),
         ({**HINTS, "attempts": 0, "template": "{prompt}"}, "leaves a step without rollouts"),
-        ({**HINTS, "right": "yes"}, "two sides of one verdict"),
+        ({**HINTS, "right_pattern": "yes"}, "two sides of one verdict"),
     ],
 )
 def test_hints_that_cannot_be_are_refused(options, message) -> None:
@@ -232,7 +232,7 @@ def test_hints_that_cannot_be_are_refused(options, message) -> None:
 
 
 def test_a_gate_needs_an_answer() -> None:
-    with pytest.raises(TaskError, match=r"has no answer that rollout\.gate=answer could find"):
+    with pytest.raises(TaskError, match=r"has no answer that rollout\.leak_check=answer could find"):
         Critique(**HINTS).check_task(Task("a", "?"), lambda task: None)
 
 

@@ -226,7 +226,7 @@ def test_a_stored_support_is_kept_on_both_sides_of_the_cut() -> None:
 def test_without_a_refiner_nobody_is_asked() -> None:
     for where in ("uniform", "low_probability"):
         session = GrowingSession(policy("a,b,c"), judge)
-        forest = CutAndRegenerate(group_size=2, where=where).grow(tasks("a"), session)
+        forest = CutAndRegenerate(group_size=2, cut_at=where).grow(tasks("a"), session)
         assert forest.agent_names == ("agent",) and forest.n_steps == 2 and len(session.calls) == 2
 
 
@@ -235,14 +235,14 @@ def test_the_least_probable_step_is_cut() -> None:
         return [-5.0 if chr(t) == "B" else -0.1 for t in tokens]
 
     session = GrowingSession(policy("a,B,c"), judge, logprob=logprob)
-    forest = CutAndRegenerate(group_size=1, where="low_probability").grow(tasks("a"), session)
+    forest = CutAndRegenerate(group_size=1, cut_at="low_probability").grow(tasks("a"), session)
     assert session.decode(forest.action(0)) == "a,ok"
 
 
 def test_uniform_cuts_are_equally_likely_and_reproducible() -> None:
     def cuts() -> list[int]:
         session = GrowingSession(policy("a,b,c,d"), judge)
-        return [i["cuts"][0] for i in CutAndRegenerate(group_size=300, where="uniform").grow(tasks("a"), session).info]
+        return [i["cuts"][0] for i in CutAndRegenerate(group_size=300, cut_at="uniform").grow(tasks("a"), session).info]
 
     actual = cuts()
     assert actual == cuts()
@@ -339,7 +339,7 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         ({"group_size": 0}, "group_size is 0; it is 1 or more"),
         ({"revisions": -1}, "revisions is -1; it is 0 or more"),
         ({"refiner_tokens": 0}, "refiner_tokens is 0; it is 1 or more"),
-        ({"where": "last"}, "where is .last.*refiner, uniform"),
+        ({"cut_at": "last"}, "cut_at is .last.*refiner, uniform"),
         ({"delimiter": ""}, "delimiter is"),
         ({"template": "{steps}"}, r"lacks \{prompt\}"),
     ):

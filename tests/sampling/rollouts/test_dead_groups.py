@@ -27,9 +27,9 @@ from gxpo.environments.envs import EnvPool, source
 from gxpo.forest.forest import Forest
 from gxpo.learning.torch import TorchLearner
 from gxpo.parts.protocols import EpisodeRules, Request, Sampling
-from gxpo.sampling.rollouts.again import Again
 from gxpo.sampling.rollouts.replay import GroupReplay, Replay
 from gxpo.sampling.rollouts.replay_buffer import ReplayBuffer
+from gxpo.sampling.rollouts.retry import Retry
 from gxpo.sampling.rollouts.temperature import TaskTemperature
 
 
@@ -101,7 +101,7 @@ def test_uninformative_and_truncated_right_rows_have_no_weight() -> None:
 
 
 def test_large_advantages_come_back_every_fifth_step() -> None:
-    part = eframe(**{"rollout.fill": 1.0}).rollout
+    part = eframe(**{"rollout.replay_ratio": 1.0}).rollout
     verdicts = {(step, "a"): [1, 0, 0, 0, 0] if step < 4 else [1] * 5 for step in range(1, 6)}
     forests = [train(part, ["a"], Heated(verdicts, step)) for step in range(1, 6)]
     assert [f.origin.count("replay") for f in forests] == [0, 0, 0, 0, 15]
@@ -114,7 +114,7 @@ def test_large_advantages_come_back_every_fifth_step() -> None:
     assert [actual.trainable[actual.path_token[actual.path_of(r)]].all().item() for r in range(5, 20)] == [
         r in replayed_rows for r in range(5, 20)
     ]
-    scarce = GroupReplay(5, choice="largest", least=1.0, fill=0.4, every=5)
+    scarce = GroupReplay(5, choice="largest", min_advantage=1.0, replay_ratio=0.4, every=5)
     for step in range(1, 6):
         last = train(scarce, ["a"], Heated(verdicts, step))
     assert int(((last.weight > 0) & torch.tensor([o == "replay" for o in last.origin])).sum()) == 2
@@ -137,10 +137,10 @@ def test_a_task_that_is_always_right_is_heated_up_to_the_most() -> None:
     [
         ({}, [1.0, 1.05, 1.0, 1.0, 1.05]),
         ({"reset": False}, [1.0, 1.05, 1.05, 1.05, 1.1]),
-        ({"when": "all_wrong"}, [1.0, 1.0, 1.0, 1.05, 1.0]),
-        ({"when": "uniform"}, [1.0, 1.05, 1.0, 1.05, 1.1]),
+        ({"groups": "all_wrong"}, [1.0, 1.0, 1.0, 1.05, 1.0]),
+        ({"groups": "uniform"}, [1.0, 1.05, 1.0, 1.05, 1.1]),
         ({"step": 0.0}, [1.0] * 5),
-        ({"most": 0.5}, [1.0] * 5),
+        ({"max_temperature": 0.5}, [1.0] * 5),
     ],
 )
 def test_what_counts_and_what_sets_back(options: dict, expected: list[float]) -> None:
@@ -167,7 +167,7 @@ def test_temperature_rises_per_task_and_ignores_unscored_groups() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:reward")
 def test_temperatures_survive_a_stop(tmp_path: Path) -> None:
-    rows = check_resumed("erpo", tmp_path, '"visits"', **{"rollout.when": "uniform", "rollout.step": 0.2})
+    rows = check_resumed("erpo", tmp_path, '"visits"', **{"rollout.groups": "uniform", "rollout.step": 0.2})
     assert all(row["ratio_max"] == 1.0 for row in rows)  # each row is read at the temperature that it was sampled at
     steps = [(tmp_path / "whole" / "rollouts" / f"step-{s:06d}.jsonl").read_text().splitlines() for s in range(1, 6)]
     assert len({json.loads(line)["info"]["temperature"] for step in steps for line in step}) > 1
@@ -189,7 +189,7 @@ def test_a_virtual_failure_joins_groups_that_are_all_right() -> None:
 
 # ---------------------------------------------------------------- R^3: replay
 def r3(**more: Any) -> Any:
-    return gxpo.method("r3", {"rollout.group_size": 4, "rollout.how": "once", **more})
+    return gxpo.method("r3", {"rollout.group_size": 4, "rollout.retry_with": "once", **more})
 
 
 def credit_of_outcomes(forest: Forest) -> list[float]:
@@ -256,14 +256,14 @@ def test_a_task_that_went_badly_is_asked_again_with_a_failure() -> None:
 
 def test_reflection_needs_a_store() -> None:
     with pytest.raises(ConfigError, match="rollout=replay"):
-        Again(2, how="reflect").grow(tasks("a"), Asked({(1, "a"): [0, 0]}, 1))
+        Retry(2, retry_with="reflect").grow(tasks("a"), Asked({(1, "a"): [0, 0]}, 1))
     with pytest.raises(ConfigError, match=r"lacks \{attempt\}"):
-        Replay(2, how="reflect", options={"template": "{prompt}"})
+        Replay(2, retry_with="reflect", options={"template": "{prompt}"})
 
 
 def test_replays_stand_beside_whatever_was_attempted_again() -> None:
     part = Replay(
-        2, 2, "recent", 1, 4, when="all_wrong", how="hotter", keep="newest", options={"more": 3, "temperature": 2.0}
+        2, 2, "recent", 1, 4, retry_if="all_wrong", retry_with="hotter", keep="newest", options={"more": 3, "temperature": 2.0}
     )
     train(part, ["a"], Heated({(1, "a"): [1, 0]}, 1))
     session = Heated({(2, "a"): [0, 0, 1, 0, 0]}, 2)
@@ -300,7 +300,7 @@ def test_the_cards_numbers_with_a_format_reward() -> None:
         ("r3", '"stored"', {"rollout.below": 1.0}),
         pytest.param("arpo_gui", '"stored"', {}, marks=pytest.mark.thorough),
         pytest.param(
-            "eframe", '"groups"', {"rollout.more": 4, "rollout.every": 2, "rollout.least": 0.5},
+            "eframe", '"groups"', {"rollout.more": 4, "rollout.every": 2, "rollout.min_advantage": 0.5},
             marks=pytest.mark.thorough,
         ),
     ],
@@ -314,8 +314,8 @@ def test_a_run_resumed_from_the_middle_is_the_run_never_stopped(
 
 # ---------------------------------------------------------------- a real model
 @pytest.mark.parametrize(
-    "part", [lambda: GroupReplay(2, when="all_wrong", how="hotter", keep="newest", options={"more": 3}),
-             lambda: TaskTemperature(2, when="uniform", step=0.3, most=2.0)], ids=["hotter", "task"],
+    "part", [lambda: GroupReplay(2, retry_if="all_wrong", retry_with="hotter", keep="newest", options={"more": 3}),
+             lambda: TaskTemperature(2, groups="uniform", step=0.3, max_temperature=2.0)], ids=["hotter", "task"],
 )  # fmt: skip
 def test_log_probs_of_hot_episodes_equal_the_learners(part: Any) -> None:
     rollout, heats = part(), set()

@@ -88,15 +88,15 @@ def test_a_step_is_a_trajectory_and_its_look_ahead_the_outcome():
 
 
 def test_candidates_of_a_step_are_a_group_and_one_of_them_goes_on():
-    forest = grown(DenoiseSteps(2, candidates=4, begin=1, by_sample=True), TASKS[:1])
+    forest = grown(DenoiseSteps(2, candidates=4, first_step=1, by_sample=True), TASKS[:1])
     assert forest.n_trajectories == 2 * 2 * 4 and len(set(forest.group)) == 4
     x = forest.extras["latent"][forest.path_token].view(-1, 3, 2)
     rows = {name: r for r, name in enumerate(forest.id)}
     begins = [x[rows[f"s3/points/10/0.2.{b}"], 0] for b in range(4)]
     ends = [x[rows[f"s3/points/10/0.1.{b}"], 1] for b in range(4)]
     assert all(torch.equal(b, begins[0]) for b in begins) and any(torch.equal(e, begins[0]) for e in ends)
-    with pytest.raises(ConfigError, match=r"rollout.begin=3: 3 steps have noise"):
-        grown(DenoiseSteps(2, begin=3), TASKS[:1])
+    with pytest.raises(ConfigError, match=r"rollout.first_step=3: 3 steps have noise"):
+        grown(DenoiseSteps(2, first_step=3), TASKS[:1])
 
 
 @pytest.mark.parametrize("name", ["ddpo", "loop_diffusion", "dance_grpo", "mix_grpo", "hicogen", "vgpo", "dppo"])

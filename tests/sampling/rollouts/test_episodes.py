@@ -211,8 +211,8 @@ def test_broken_environments_are_unscored_and_the_others_go_on(model):
 
 
 ON_EPISODES = {  # whose components come from their rewards
-    "hdpo": {"credit.weights": {"env": 1.0}, "credit.only": {}},
-    "primal_dual_marl": {"credit.cost": "env", "credit.at_most": 0.5},
+    "hdpo": {"credit.weights": {"env": 1.0}, "credit.conditions": {}},
+    "primal_dual_marl": {"credit.cost": "env", "credit.cost_limit": 0.5},
     "vgpo": {"credit": "relative"},  # its own is of steps of samples
 }
 

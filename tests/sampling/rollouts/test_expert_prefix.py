@@ -154,7 +154,7 @@ def test_tools_of_a_world_are_named():
 
 def test_an_action_may_be_compared_by_the_state_that_it_leads_to(doors):
     s = acting(doors, lambda context, key: ["U", "D", "?"][key.attempt], rules=WINDOW)
-    forest = ExpertSteps(group_size=3, steps=0, compares="state").grow(seeded(s, 5), s)
+    forest = ExpertSteps(group_size=3, steps=0, match_on="state").grow(seeded(s, 5), s)
     way = walked(doors, 5)
     for t in range(len(way)):
         for j, message in enumerate(("U", "D", "?")):

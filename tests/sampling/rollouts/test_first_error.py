@@ -72,14 +72,14 @@ def test_scores_of_another_form_are_none() -> None:
 
 def test_a_judge_cuts_before_the_first_error() -> None:
     session = GrowingSession(writes("good,bad,bad"), judge)
-    forest = CutAndRegenerate(where="judge", score=by_word, only="failed").grow(tasks("a"), session)
+    forest = CutAndRegenerate(cut_at="judge", score=by_word, cut="failed").grow(tasks("a"), session)
     assert session.decode(forest.action(0)) == "good,ok" and forest.origin == ["correction"]
 
 
 def test_an_attempt_without_an_error_or_that_is_right_stays() -> None:
     for first in ("hm,good", "bad,ok"):
         session = GrowingSession(writes(first), judge)
-        forest = CutAndRegenerate(where="judge", score=by_word, only="failed").grow(tasks("a"), session)
+        forest = CutAndRegenerate(cut_at="judge", score=by_word, cut="failed").grow(tasks("a"), session)
         assert session.decode(forest.action(0)) == first and forest.origin == ["policy"] and len(session.calls) == 1
 
 
@@ -89,7 +89,7 @@ def test_a_judge_that_raises_leaves_the_attempt_and_is_counted() -> None:
 
     session = GrowingSession(writes("good,bad"), judge)
     with pytest.warns(UserWarning, match="rollout.score failed for 2 of 2 attempts"):
-        forest = CutAndRegenerate(group_size=2, where="judge", score=score).grow(tasks("a"), session)
+        forest = CutAndRegenerate(group_size=2, cut_at="judge", score=score).grow(tasks("a"), session)
     assert forest.origin == ["policy"] * 2
 
 
@@ -100,7 +100,7 @@ def test_continuations_find_the_first_hopeless_step() -> None:
         return "ok" if stream.path else "a,b,c"
 
     session = GrowingSession(say, judge)
-    forest = CutAndRegenerate(where="continuations", samples=3).grow(tasks("q"), session)
+    forest = CutAndRegenerate(cut_at="continuations", samples=3).grow(tasks("q"), session)
     assert session.decode(forest.action(0)) == "a,ok" and forest.info == [{"cuts": [2]}]
     assert session.budget.discarded == 2 * 3 + 1 and forest.n_trajectories == 1
 
@@ -109,13 +109,13 @@ def test_a_continuation_without_a_verdict_reaches_nothing() -> None:
     session = GrowingSession(
         lambda context, stream: "?" if len(stream.path) == 3 else "ok" if stream.path else "a,b", judge
     )
-    forest = CutAndRegenerate(where="continuations", samples=2).grow(tasks("q"), session)
+    forest = CutAndRegenerate(cut_at="continuations", samples=2).grow(tasks("q"), session)
     assert forest.info == [{"cuts": [0]}]
 
 
 def test_a_right_attempt_is_not_continued() -> None:
     session = GrowingSession(writes("a,b,ok"), judge)
-    forest = CutAndRegenerate(where="continuations", revisions=2).grow(tasks("q"), session)
+    forest = CutAndRegenerate(cut_at="continuations", revisions=2).grow(tasks("q"), session)
     assert len(session.calls) == 1 and forest.origin == ["policy"]
 
 
@@ -123,7 +123,12 @@ def test_a_right_attempt_is_not_continued() -> None:
 def test_a_teacher_writes_the_rest_without_log_probs() -> None:
     session = GrowingSession(writes("good,bad,x"), judge)
     session.chat = type("Chat", (), {"stop_ids": (0,)})()
-    options = {"where": "judge", "score": by_word, "keep": "right", "by": lambda task, before: f"{task.id}:{before}ok"}
+    options = {
+        "cut_at": "judge",
+        "score": by_word,
+        "keep": "right",
+        "writer": lambda task, before: f"{task.id}:{before}ok",
+    }
     forest = CutAndRegenerate(**options).grow(tasks("a"), session)
     assert session.decode(forest.action(0)) == "good,a:good,ok" and forest.success.tolist() == [1.0]
     known_behaviour_logprob = forest.path_behaviour_logprob.isfinite().tolist()
@@ -134,7 +139,7 @@ def test_a_teacher_writes_the_rest_without_log_probs() -> None:
 def test_a_repair_that_does_not_serve_leaves_the_attempt(rest) -> None:
     session = GrowingSession(writes("good,bad"), judge, sampling=Sampling(max_new_tokens=14))
     session.chat = type("Chat", (), {"stop_ids": (0,)})()
-    options = {"where": "judge", "score": by_word, "keep": "right", "by": lambda task, before: rest}
+    options = {"cut_at": "judge", "score": by_word, "keep": "right", "writer": lambda task, before: rest}
     forest = CutAndRegenerate(**options).grow(tasks("a"), session)
     assert session.decode(forest.action(0)) == "good,bad" and forest.origin == ["policy"] and forest.info == [{}]
     assert forest.success.tolist() == [0.0]
@@ -142,27 +147,27 @@ def test_a_repair_that_does_not_serve_leaves_the_attempt(rest) -> None:
 
 def test_an_attempt_without_a_verdict_is_not_repaired() -> None:
     session = GrowingSession(writes("bad,?"), judge)
-    forest = CutAndRegenerate(where="judge", score=by_word, only="failed").grow(tasks("a"), session)
+    forest = CutAndRegenerate(cut_at="judge", score=by_word, cut="failed").grow(tasks("a"), session)
     assert forest.origin == ["policy"]
 
 
 def test_a_judge_and_a_teacher_are_named_before_the_run() -> None:
     for options, message in (
-        ({"where": "judge"}, "rollout.score is ''; it must be FILE.py:NAME"),
-        ({"by": "teacher"}, "rollout.by is 'teacher'; it must be FILE.py:NAME"),
+        ({"cut_at": "judge"}, "rollout.score is ''; it must be FILE.py:NAME"),
+        ({"writer": "teacher"}, "rollout.writer is 'teacher'; it must be FILE.py:NAME"),
     ):
         with pytest.raises(ConfigError, match=message):
             CutAndRegenerate(**options).check_sampling(Sampling())
     with pytest.raises(ConfigError, match="leave these out"):
-        CutAndRegenerate(by=lambda task, before: "").check_sampling(Sampling(top_k=5))
+        CutAndRegenerate(writer=lambda task, before: "").check_sampling(Sampling(top_k=5))
 
 
 def test_calls_that_all_return_warn_of_nothing(recwarn) -> None:
-    assert call_each(lambda x: x + 1, "rollout.by", [(1,), (2,)]) == [2, 3] and not recwarn.list
+    assert call_each(lambda x: x + 1, "rollout.writer", [(1,), (2,)]) == [2, 3] and not recwarn.list
 
 
 # ---------------------------------------------------------------- phrases and pairs
-PHRASE = {"where": "phrase", "phrases": ["sure", "I can"], "insert": "no,", "keep": "pairs"}
+PHRASE = {"cut_at": "phrase", "phrases": ["sure", "I can"], "insert": "no,", "keep": "pairs"}
 
 
 def test_an_attempt_is_cut_at_its_first_phrase_and_a_text_put_there() -> None:
@@ -210,9 +215,9 @@ def test_a_shared_beginning_cancels_in_a_pair() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"where": "phrase"}, "set both, or neither"), ({"phrases": ["a"]}, "set both, or neither"),
-     ({"where": "phrase", "phrases": ["("]}, "no regular expression"),
-     ({"insert": "no", "by": lambda task, before: ""}, "rollout.by writes all of it")],
+    [({"cut_at": "phrase"}, "set both, or neither"), ({"phrases": ["a"]}, "set both, or neither"),
+     ({"cut_at": "phrase", "phrases": ["("]}, "no regular expression"),
+     ({"insert": "no", "writer": lambda task, before: ""}, "rollout.writer writes all of it")],
 )  # fmt: skip
 def test_phrases_that_cannot_be_are_refused(options, message) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -12,12 +12,12 @@ from tests.sampling.rollouts.growing_session import GrowingSession, tasks
 import gxpo
 from gxpo.base.errors import ConfigError, TaskError
 from gxpo.parts.protocols import Sampling
-from gxpo.sampling.rollouts.again import Again
+from gxpo.sampling.rollouts.retry import Retry
 from gxpo.sampling.rollouts.ways import hint_ratio
 
 
-def again(how: str, keep: str, group_size: int = 4, when: str = "always", **options) -> Again:
-    return Again(group_size, when=when, how=how, keep=keep, options=options)
+def again(how: str, keep: str, group_size: int = 4, when: str = "always", **options) -> Retry:
+    return Retry(group_size, retry_if=when, retry_with=how, keep=keep, options=options)
 
 
 ByRate = partial(again, "hint_by_rate", "but_references")
@@ -105,8 +105,8 @@ def test_a_reference_that_does_not_serve_gives_no_hint() -> None:
 def test_hints_by_rate_need_reference_answers() -> None:
     with pytest.raises(TaskError, match="has no reference answer"):
         ByRate().check_task(tasks("a")[0], lambda task: None)
-    with pytest.raises(ConfigError, match="least must be at most most"):
-        ByRate(least=0.9, most=0.1)
+    with pytest.raises(ConfigError, match="the least must be at most the largest"):
+        ByRate(min_hint=0.9, max_hint=0.1)
 
 
 # ---------------------------------------------------------------- other prompts

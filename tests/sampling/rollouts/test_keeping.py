@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.sampling.rollouts.again_parts import OversampleForVote
+from tests.sampling.rollouts.retry_parts import OversampleForVote
 from tests.sampling.rollouts.scripted_session import ScriptedSession
 
 import gxpo

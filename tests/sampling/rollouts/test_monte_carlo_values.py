@@ -324,7 +324,7 @@ def test_values_before_turns_come_close_to_the_exact_chance() -> None:
     n, turns, p = 150, 5, 0.5
     with world() as pool:
         session = in_world(pool, good=p, turns=turns)
-        forest = played(session, MonteCarloValues(group_size=2, samples=n, at="turn"))
+        forest = played(session, MonteCarloValues(group_size=2, samples=n, unit="turn"))
         assert forest.n_trajectories == 4 and bool(forest.scored.all())
         checked = 0
         for s in range(forest.n_steps):
@@ -340,7 +340,7 @@ def test_values_before_turns_come_close_to_the_exact_chance() -> None:
 def test_episodes_are_those_of_independent_and_forks_are_charged() -> None:
     with world() as pool:
         session, plain = in_world(pool), in_world(pool)
-        part = MonteCarloValues(group_size=2, samples=3, at="turn")
+        part = MonteCarloValues(group_size=2, samples=3, unit="turn")
         forest, other = played(session, part), played(plain, Independent(2))  # type: ignore[arg-type]  # grows as well
         assert forest.id == other.id and torch.equal(forest.token, other.token)
         assert torch.equal(forest.parent, other.parent) and forest.info == other.info
@@ -354,7 +354,7 @@ def test_episodes_are_those_of_independent_and_forks_are_charged() -> None:
 
 def test_replay_and_snapshot_give_the_same_values() -> None:
     with EnvPool(source("keydoor", {"style": "bare", "size": 4, "max_turns": 4}), workers=0) as pool:
-        part = MonteCarloValues(group_size=2, samples=2, at="turn")
+        part = MonteCarloValues(group_size=2, samples=2, unit="turn")
         one, other = (played(in_world(envs, turns=4), part, seeds=(3,)) for envs in (pool, Replayed(pool)))
         assert torch.equal(one.extras[VALUE].nan_to_num(nan=-1), other.extras[VALUE].nan_to_num(nan=-1))
         assert int(one.extras[VALUE].isfinite().sum()) == one.n_steps
@@ -363,7 +363,7 @@ def test_replay_and_snapshot_give_the_same_values() -> None:
 def test_an_attempt_that_broke_has_the_values_that_there_are() -> None:
     with world(crash=1) as pool:  # seed 0 breaks at its second action, and so does everything that goes on from there
         session = in_world(pool)
-        forest = played(session, MonteCarloValues(group_size=2, samples=2, at="turn"))
+        forest = played(session, MonteCarloValues(group_size=2, samples=2, unit="turn"))
         assert [bool(x) for x in forest.scored] == [False, False, True, True]
         assert all(x is None for r in (0, 1) for x in values(forest, r))
         assert all(x is not None for r in (2, 3) for x in values(forest, r))
@@ -411,7 +411,7 @@ def test_the_tree_of_spo_is_a_composition() -> None:
         ("boundaries", -1),
         ("token_budget", -1),
         ("answer_tokens", -1),
-        ("at", "line"),
+        ("unit", "line"),
     ],
 )
 def test_impossible_settings_are_refused(field: str, value: object) -> None:
@@ -420,10 +420,10 @@ def test_impossible_settings_are_refused(field: str, value: object) -> None:
 
 
 def test_segments_and_turns_belong_to_prompts_and_environments() -> None:
-    with pytest.raises(ConfigError, match=r"set rollout\.at=turn"):
+    with pytest.raises(ConfigError, match=r"set rollout\.unit=turn"):
         MonteCarloValues().grow([A], Steps(envs=object()))
-    with pytest.raises(ConfigError, match=r"set rollout\.at=segment"):
-        MonteCarloValues(at="turn").grow([A], Steps())
-    with pytest.raises(ConfigError, match=r"set rollout\.at=segment"):
-        MonteCarloValues(at="turn", answer_cue="#")
-    assert MonteCarloValues().requires == ("segments",) and MonteCarloValues(at="turn").requires == ("restarts",)
+    with pytest.raises(ConfigError, match=r"set rollout\.unit=segment"):
+        MonteCarloValues(unit="turn").grow([A], Steps())
+    with pytest.raises(ConfigError, match=r"set rollout\.unit=segment"):
+        MonteCarloValues(unit="turn", answer_cue="#")
+    assert MonteCarloValues().requires == ("segments",) and MonteCarloValues(unit="turn").requires == ("restarts",)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sampling.rollouts.again_parts import ReferenceOnFailure
 from tests.sampling.rollouts.replay_session import END, UNSCORED, StepSession, right_first, tasks
+from tests.sampling.rollouts.retry_parts import ReferenceOnFailure
 from tests.sampling.rollouts.scripted_session import WRONG, ScriptedSession
 
 import gxpo
@@ -19,8 +19,8 @@ from gxpo.forest.forest import Forest
 from gxpo.learning.torch import TorchLearner
 from gxpo.parts.definition import show
 from gxpo.parts.protocols import Sampling, StreamKey
-from gxpo.sampling.rollouts.again import Again
 from gxpo.sampling.rollouts.reference import ReferenceInGroup
+from gxpo.sampling.rollouts.retry import Retry
 from gxpo.sampling.rollouts.rounds import Independent
 from gxpo.training.models import load
 
@@ -199,7 +199,7 @@ def test_the_papers_constants_are_its_own() -> None:
 @pytest.mark.parametrize("part", [ReferenceOnFailure(3), ReferenceInGroup(3)])
 def test_a_bad_reference_answer_is_left_out_and_said(part, text: str, limit: int, why: str) -> None:
     # a success would keep ReferenceOnFailure from asking
-    script = right_first(0) if isinstance(part, Again) else right_first(1)
+    script = right_first(0) if isinstance(part, Retry) else right_first(1)
     s = session(script, {"a": text, "b": "1 5"}, sampling=Sampling(max_new_tokens=limit))
     with pytest.warns(UserWarning, match=f"1 of 2 reference answers are left out, first that of task 'a': .*{why}"):
         forest = part.grow(tasks("a", "b"), s)
@@ -209,7 +209,7 @@ def test_a_bad_reference_answer_is_left_out_and_said(part, text: str, limit: int
     again = s.score(forest)  # the trainer scores what the rollout returns
     assert torch.equal(again.scored, forest.scored)
     credit = row_credit(gxpo.method("luffy"), forest)
-    expected = [0, 0] if isinstance(part, Again) else [0.5, -0.5]
+    expected = [0, 0] if isinstance(part, Retry) else [0.5, -0.5]
     assert credit[:3] == pytest.approx([*expected, 0])
 
 
@@ -254,7 +254,7 @@ def test_an_answer_ends_as_the_policys_do() -> None:
 def test_its_probability_is_read_over_the_whole_vocabulary() -> None:
     sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9, max_new_tokens=8)
     for part in (ReferenceOnFailure(3), ReferenceInGroup(3)):
-        script = right_first(0) if isinstance(part, Again) else right_first(1)
+        script = right_first(0) if isinstance(part, Retry) else right_first(1)
         forest = part.grow(tasks("a"), session(script, sampling=sampling))
         assert [(s["temperature"], s["top_k"], s["top_p"]) for s in forest.sampling] == [(0.7, 5, 0.9)] * 2 + [
             (0.7, 0, 1)
@@ -286,7 +286,7 @@ def test_a_cold_model_learns_to_write_the_worked_solutions(method: str, tmp_path
 
 
 def test_the_parts_go_by_their_names() -> None:
-    for name in ("replay", "again", "reference_in_group"):
+    for name in ("replay", "retry", "reference_in_group"):
         assert show(gxpo.method("grpo", {"rollout": name}).rollout) == name
 
 

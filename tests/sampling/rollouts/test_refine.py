@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sampling.rollouts.again_parts import BestDraft
 from tests.sampling.rollouts.growing_session import GrowingSession, ids, tasks
+from tests.sampling.rollouts.retry_parts import BestDraft
 
 import gxpo
 from gxpo.base.errors import ConfigError

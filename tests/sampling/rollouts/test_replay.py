@@ -94,7 +94,7 @@ def test_weighted_draw_depends_on_its_key_and_the_stock_alone() -> None:
 
 # ---------------------------------------------------------------- what is drawn comes back
 def test_idle_rollouts_are_replaced_at_their_stored_advantage() -> None:
-    part = ReplayByAdvantage(4, fill=0.25)
+    part = ReplayByAdvantage(4, replay_ratio=0.25)
     first = train(part, ["m", "a"], StepSession(fading, step=1))  # nothing is stored yet
     assert set(first.origin) == {"policy"} and list(part.buffer.records_by_key) == ["s1/m"]  # group a teaches nothing
     forest = part.grow(tasks("b", "c", "m"), StepSession(fading, step=2))  # 8 idle rollouts: 2 are drawn
@@ -110,7 +110,7 @@ def test_idle_rollouts_are_replaced_at_their_stored_advantage() -> None:
 
 
 def test_its_companions_are_in_no_denominator() -> None:
-    part = ReplayByAdvantage(4, fill=0.25)
+    part = ReplayByAdvantage(4, replay_ratio=0.25)
     train(part, ["m"], StepSession(fading, step=1))
     forest = part.grow(tasks("a"), StepSession(fading, step=2))
     m = gxpo.method("r1v2_ssb")
@@ -151,7 +151,7 @@ def test_supports_come_back() -> None:
     assert forest.origin.count("replay") == 4 and forest.extras["support"].dtype == torch.int64
 
 
-@pytest.mark.parametrize("make", [lambda: LastStepAgain(4), lambda: ReplayByAdvantage(4, fill=0.5)])
+@pytest.mark.parametrize("make", [lambda: LastStepAgain(4), lambda: ReplayByAdvantage(4, replay_ratio=0.5)])
 def test_read_back_it_goes_on_and_parts_share_no_memory(make: Any) -> None:
     part, other = make(), make()
     for step in (1, 2):
@@ -166,7 +166,9 @@ def test_read_back_it_goes_on_and_parts_share_no_memory(make: Any) -> None:
         other.load_state_dict({"stored": []})
 
 
-@pytest.mark.parametrize("wrong", [{"group_size": 1}, {"max_groups": -1}, {"fill": 0.0}, {"fill": float("inf")}])
+@pytest.mark.parametrize(
+    "wrong", [{"group_size": 1}, {"max_groups": -1}, {"replay_ratio": 0.0}, {"replay_ratio": float("inf")}]
+)
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"rollout.{next(iter(wrong))}"):
         ReplayByAdvantage(**wrong)

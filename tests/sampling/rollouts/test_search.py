@@ -34,7 +34,7 @@ from gxpo.sampling.rollouts.team_search import TeamSearch
 SearchValue = CREDITS["search_value"]
 
 A, B = Task("a", "a?"), Task("b", (4, 5))
-PLAIN: dict[str, Any] = {"values": "mean", "backup": "all", "following": "root"}
+PLAIN: dict[str, Any] = {"values": "mean", "backup": "all", "resume_at": "root"}
 
 
 # ---------------------------------------------------------------- the search, by hand
@@ -146,7 +146,7 @@ SEARCHES = st.fixed_dictionaries(
         "terminals": st.integers(1, 5),
         "values": st.sampled_from(["weighted", "mean"]),
         "backup": st.sampled_from(["one", "all"]),
-        "following": st.sampled_from(["frontier", "root"]),
+        "resume_at": st.sampled_from(["frontier", "root"]),
         "greedy": st.booleans(),
     }
 )
@@ -281,7 +281,7 @@ def test_a_packed_search_is_scored_as_it_was_sampled():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"terminals": 0}, {"width": 0}, {"chunks": 0}, {"values": "sum"}, {"backup": "two"}, {"following": "x"},
+    "bad", [{"terminals": 0}, {"width": 0}, {"chunks": 0}, {"values": "sum"}, {"backup": "two"}, {"resume_at": "x"},
             {"selection": "best"},            {"floor": 2.0}, {"exploration": -1.0}, {"token_budget": -1}],
 )  # fmt: skip
 def test_refusals(bad):
@@ -333,7 +333,7 @@ def test_snapshots_and_replayed_actions_lead_to_one_forest(world):
 
 
 def test_turns_of_siblings_form_a_group_under_their_parent(world):
-    forest, session = searched(world, trains="siblings", **PLAIN)
+    forest, session = searched(world, train="siblings", **PLAIN)
     full_value, _ = searched(world, **PLAIN)
     through = {
         (task, *info["path"][:depth])

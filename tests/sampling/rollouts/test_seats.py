@@ -70,7 +70,7 @@ def test_past_opponents_are_in_the_checkpoint(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:nothing is learned")  # by rewards; the entropy term moves the policy
 def test_a_resumed_run_meets_the_same_opponents(tmp_path):
-    keys = {"rollout": "seats", "rollout.opponents": "past", "rollout.every": 1, "rollout.by": "rating"}
+    keys = {"rollout": "seats", "rollout.opponents": "past", "rollout.every": 1, "rollout.draw_by": "rating"}
     keys |= {"objective.entropy.coef": 1.0, "optim.lr": 0.01}
     ended = run(tmp_path / "whole", "grpo", "tictactoe", 4, **keys)
     gxpo.resume(run(tmp_path / "cut", "grpo", "tictactoe", 2, **keys).path, steps=4)
@@ -83,7 +83,12 @@ def test_a_resumed_run_meets_the_same_opponents(tmp_path):
 
 
 def test_held_out_games_are_told_apart_by_their_opponent(tmp_path):
-    keys = {"rollout": "seats", "rollout.against": ["start", "expert"], "eval.samples": 2, "eval.temperature": 1.0}
+    keys = {
+        "rollout": "seats",
+        "rollout.eval_opponent": ["start", "expert"],
+        "eval.samples": 2,
+        "eval.temperature": 1.0,
+    }
     ended = run(tmp_path, "grpo", "nim", 1, **keys)
     last = ended.evaluations[-1]
     assert last["eval_accuracy"] == (last["eval_win_start"] + last["eval_win_expert"]) / 2
@@ -121,7 +126,7 @@ def test_a_snapshot_that_is_not_finite_is_left_out():
 
 def test_elo_moves_by_what_was_not_expected():
     # equal ratings expect 0.5: a win moves both by 16 (1 - 0.5) = 8
-    pool = Opponents(history=2, by="rating")
+    pool = Opponents(history=2, draw_by="rating")
     pool.add(0, snapshot(0))
     pool.rate([("s0", 1.0), ("s0", math.nan)])  # a game without a score moves nothing
     assert pool.policy == 8.0 and pool.ratings["s0"] == -8.0
@@ -129,7 +134,7 @@ def test_elo_moves_by_what_was_not_expected():
 
 
 def test_stronger_opponents_are_drawn_more_often_by_rating():
-    pool = Opponents(history=2, by="rating")
+    pool = Opponents(history=2, draw_by="rating")
     pool.add(0, snapshot(0))
     pool.add(1, snapshot(1))
     pool.ratings.update(s0=-800.0, s1=0.0)
@@ -154,8 +159,8 @@ def test_a_pool_comes_back_whole_and_a_dead_opponent_is_named():
 
 # ---------------------------------------------------------------- order and partners
 def test_a_circle_of_who_sees_whom_is_refused():
-    with pytest.raises(ConfigError, match=r"rollout\.sees goes in a circle: a sees b sees a"):
-        Seats(sees={"a": ["b"], "b": ["a"]})
+    with pytest.raises(ConfigError, match=r"rollout\.observes goes in a circle: a sees b sees a"):
+        Seats(observes={"a": ["b"], "b": ["a"]})
 
 
 def test_the_variance_of_a_partners_payoff_is_its_edge():
@@ -177,7 +182,7 @@ def test_partners_that_matter_are_kept():
     ("keys", "message"),
     [
         ({"policy": "per_role"}, "name them in rollout.roles"),
-        ({"against": []}, r"rollout\.against names nobody"),
+        ({"eval_opponent": []}, r"rollout\.eval_opponent names nobody"),
         ({"models": {"X": "tiny"}, "frozen": ["X"]}, r"rollout\.models: 'X' is in rollout\.frozen"),
         ({"policy": "per_role", "roles": ["X", "O"], "opponents": "past"}, "set rollout.policy=shared"),
     ],

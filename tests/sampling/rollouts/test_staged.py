@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sampling.rollouts.again_parts import RetryUntilSolved
 from tests.sampling.rollouts.replay_session import (
     ENV,
     RIGHT,
@@ -23,6 +22,7 @@ from tests.sampling.rollouts.replay_session import (
     world_session,
     world_tasks,
 )
+from tests.sampling.rollouts.retry_parts import RetryUntilSolved
 from tests.sampling.rollouts.scripted_session import WRONG
 
 import gxpo
@@ -30,7 +30,7 @@ from gxpo.base.errors import ConfigError
 from gxpo.environments.envs import EnvPool, source
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import EpisodeRules, Sampling, StreamKey
-from gxpo.sampling.rollouts.again import Again
+from gxpo.sampling.rollouts.retry import Retry
 from gxpo.sampling.rollouts.rounds import Independent
 
 
@@ -106,7 +106,7 @@ def test_verdicts_decide_and_are_needed() -> None:
 
 
 # ---------------------------------------------------------------- reuse
-def remembering(script: Callable[[StreamKey], int] = lambda s: WRONG) -> tuple[Again, StepSession]:
+def remembering(script: Callable[[StreamKey], int] = lambda s: WRONG) -> tuple[Retry, StepSession]:
     """A part that has stored a success of task "a" in step 1, and a session of step 2 with `script`."""
     part = RetryUntilSolved(4, 2)
     train(part, ["a", "b"], StepSession(lambda s: int(s.task == "a" and s.attempt == 1), step=1))
@@ -166,7 +166,7 @@ def test_stored_successes_are_drawn_evenly_or_the_newest_is() -> None:
     stored = [r["id"] for r in part.buffer.of("a")]
     assert stored == ["s1/a/0", "s1/a/1", "s2/a/0", "s2/a/1"]
 
-    def drawn(part: Again, steps: range) -> list[str]:
+    def drawn(part: Retry, steps: range) -> list[str]:
         grown = [part.grow(tasks("a"), StepSession(lambda s: WRONG, step=step)) for step in steps]
         return [str(forest.info[-1]["sampled_as"]) for forest in grown]
 

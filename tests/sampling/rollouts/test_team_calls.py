@@ -19,7 +19,7 @@ from gxpo.sampling.rollouts.team_joint import TeamJoint, marginal
 ADD, SUB = Task("add", "1+1=", "2"), Task("sub", "5-1=", "4")
 ASKING = Graph(
     (
-        Role("asker", running=True, answer="{asker}", calls=(Call("expert", r"ASK (\d)", most=2),)),
+        Role("asker", running=True, answer="{asker}", calls=(Call("expert", r"ASK (\d)", max_calls=2),)),
         Role("judge", "J{asker}", local=lambda texts, scores: 5 + scores["outcome"]),
     ),
     helpers=(Role("expert", "E{request}:", local=lambda texts, scores: float(texts["expert"] == "r1")),),
@@ -64,9 +64,9 @@ def test_a_call_knows_its_caller_and_its_number() -> None:
 
 def test_a_helper_may_call_a_helper() -> None:
     team = Graph(
-        (Role("a", answer="{a}", calls=(Call("b", r"B(\d)", most=1),), again="{prompt}{b}"),),
+        (Role("a", answer="{a}", calls=(Call("b", r"B(\d)", max_calls=1),), again="{prompt}{b}"),),
         helpers=(
-            Role("b", "b{request}", calls=(Call("c", "C", most=1),), again="b{request}{c}"),
+            Role("b", "b{request}", calls=(Call("c", "C", max_calls=1),), again="b{request}{c}"),
             Role("c", "c{request}"),
         ),
     )
@@ -83,7 +83,8 @@ def test_a_helper_may_call_a_helper() -> None:
 
 def test_a_call_without_room_ends_that_attempt_alone() -> None:
     long = Graph(
-        (Role("a", answer="{a}", calls=(Call("b", "B+", most=1),)),), helpers=(Role("b", lambda t: 99 * t["request"]),)
+        (Role("a", answer="{a}", calls=(Call("b", "B+", max_calls=1),)),),
+        helpers=(Role("b", lambda t: 99 * t["request"]),),
     )
     session = TeamSession(lambda policy, context, k: "7" if "B" in context else ("BB", "2")[k], max_context=100)
     forest = Team(2, long).grow(session.asked(ADD), session)
@@ -100,13 +101,13 @@ def test_roles_at_once_read_what_the_first_of_them_read() -> None:
     ("role", "helpers", "message"),
     [
         (Role("a", answer="x", calls=(Call("b", "x"),)), (Role("b"),), "calls 'b' without a budget"),
-        (Role("a", answer="x", calls=(Call("a", "x", most=1),)), (), "'a' calls itself, so the graph has no end"),
-        (Role("a", answer="x", calls=(Call("c", "x", most=1),)), (Role("b"),), "calls 'c', which is no helper"),
-        (Role("a", answer="x", calls=(Call("b", "(", most=1),)), (Role("b"),), "is no regular expression"),
+        (Role("a", answer="x", calls=(Call("a", "x", max_calls=1),)), (), "'a' calls itself, so the graph has no end"),
+        (Role("a", answer="x", calls=(Call("c", "x", max_calls=1),)), (Role("b"),), "calls 'c', which is no helper"),
+        (Role("a", answer="x", calls=(Call("b", "(", max_calls=1),)), (Role("b"),), "is no regular expression"),
         (Role("a", answer="x"), (Role("b"),), "no role calls the helper 'b'"),
         (Role("a", answer="{request}"), (), r"has \{request\}"),
         (Role("a", answer="x", at_once=True), (), "'a' has `at_once`"),
-        (Role("a", answer="x", calls=(Call("b", "x", most=1),)), (Role("b", answer="x"),), "helper 'b' has"),
+        (Role("a", answer="x", calls=(Call("b", "x", max_calls=1),)), (Role("b", answer="x"),), "helper 'b' has"),
     ],
 )
 def test_bad_calls_are_refused(role: Role, helpers: tuple[Role, ...], message: str) -> None:
@@ -116,15 +117,15 @@ def test_bad_calls_are_refused(role: Role, helpers: tuple[Role, ...], message: s
 
 
 def test_helpers_that_call_one_another_are_refused() -> None:
-    b, c = (Role(name, calls=(Call(other, "x", most=1),)) for name, other in ("bc", "cb"))
+    b, c = (Role(name, calls=(Call(other, "x", max_calls=1),)) for name, other in ("bc", "cb"))
     with pytest.raises(ConfigError, match="helper 'b' may call itself through others, so the graph has no end"):
-        Graph((Role("a", answer="x", calls=(Call("b", "x", most=1),)),), helpers=(b, c))
+        Graph((Role("a", answer="x", calls=(Call("b", "x", max_calls=1),)),), helpers=(b, c))
 
 
 # ---------------------------------------------------------------- rewards of roles
 def test_a_role_is_paid_its_own_reward_or_the_outcome() -> None:
     session = TeamSession(ask)
-    forest = Team(2, ASKING, pays="role").grow(session.asked(ADD), session)
+    forest = Team(2, ASKING, reward_scope="role").grow(session.asked(ADD), session)
     # asker: the outcome; the experts: 1 for r1; the judge: 5 + outcome
     assert forest.step_reward.tolist() == [0.0, 1.0, 0.0, 0.0, 5.0, 1.0, 1.0, 0.0, 1.0, 6.0]
     assert forest.outcome.tolist() == [0.0, 1.0]
@@ -172,7 +173,7 @@ def test_the_kth_calls_of_a_module_are_a_group() -> None:
     # calls [2, 3, 1], scores [1, 0, .5]: the first calls of all three [.5, -.5, 0], the second ones of two [.5, -.5],
     # the third of one alone 0
     team = Graph(
-        (Role("lead", answer="{lead}", calls=(Call("m", "M", most=9),), again="end"),), helpers=(Role("m", "m"),)
+        (Role("lead", answer="{lead}", calls=(Call("m", "M", max_calls=9),), again="end"),), helpers=(Role("m", "m"),)
     )
     say = lambda policy, context, k: "x" if context == "m" else str(k) if context == "end" else "M" * [2, 3, 1][k]  # noqa: E731
     session = TeamSession(say, lambda task, text: [1.0, 0.0, 0.5][int(text)])

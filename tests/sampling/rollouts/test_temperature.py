@@ -91,9 +91,9 @@ def test_only_good_samples_come_in_and_only_so_many() -> None:
     everyone = lambda s: 1  # noqa: E731  no advantage in a group of equals
     forest, session = grown(HotColdReplay(2), 0.3, everyone)
     assert set(forest.origin) == {"policy"} and session.budget.discarded == 4 and bool(forest.path_trainable.all())
-    one, _ = grown(HotColdReplay(2, most=1), 0.3, half)
+    one, _ = grown(HotColdReplay(2, max_rows=1), 0.3, half)
     assert one.origin.count("tempered") == 1
-    strict, _ = grown(HotColdReplay(2, least=0.8), 0.3, half)  # (1 - .5) / std .7071 = .7071
+    strict, _ = grown(HotColdReplay(2, min_advantage=0.8), 0.3, half)  # (1 - .5) / std .7071 = .7071
     assert strict.origin.count("tempered") == 0
     unscored = lambda s: UNSCORED if s.attempt == 2 else int(s.attempt == 1)  # noqa: E731
     none, _ = grown(HotColdReplay(2), 0.3, unscored)
@@ -124,7 +124,14 @@ def test_a_resumed_run_goes_on_exactly(tmp_path) -> None:
 
 
 def test_what_is_wrong_is_said() -> None:
-    for bad in ({"group_size": 1}, {"share": 0.0}, {"most": 0}, {"target": 0.0}, {"low": 2.0}, {"high": math.inf}):
+    for bad in (
+        {"group_size": 1},
+        {"share": 0.0},
+        {"max_rows": 0},
+        {"target": 0.0},
+        {"low_temperature": 2.0},
+        {"high_temperature": math.inf},
+    ):
         with pytest.raises(ConfigError, match="rollout"):
             HotColdReplay(**bad)
     with pytest.raises(CheckpointError, match="entropy"):

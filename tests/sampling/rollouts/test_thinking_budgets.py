@@ -28,7 +28,7 @@ def session(**options):
     return GrowingSession(say, lambda task, text: float(text == "10"), **options)
 
 
-PART = ThinkingBudgets(2, budgets=3, summaries=2, summary_tokens=3, closing=CLOSE)
+PART = ThinkingBudgets(2, budgets=3, summaries=2, summary_tokens=3, end_text=CLOSE)
 
 
 def grow(name="20-4", part=PART, **options):
@@ -55,7 +55,7 @@ def test_where_it_is_cut():
 
 
 def test_budgets_round_up_and_thinking_within_one_is_not_cut():
-    part = ThinkingBudgets(1, budgets=2, summaries=1, summary_tokens=3, closing=CLOSE)
+    part = ThinkingBudgets(1, budgets=2, summaries=1, summary_tokens=3, end_text=CLOSE)
     # 7 to think: 4 and 7; "abc|" and the end token make 5, "abc" of 3 and the end token 4: within the first budget
     forest, _ = grow("2", part, sampling=Sampling(max_new_tokens=10))
     assert [(i["budget"], i["covers"]) for i in forest.info] == [(0, 2)]
@@ -140,7 +140,7 @@ def test_refusals():
     for name in ("group_size", "budgets", "summaries", "summary_tokens"):
         with pytest.raises(ConfigError, match=rf"rollout\.{name} is 0; it is 1 or more"):
             ThinkingBudgets(**{name: 0})
-    with pytest.raises(ConfigError, match=r"rollout\.closing"):
-        ThinkingBudgets(closing="")
+    with pytest.raises(ConfigError, match=r"rollout\.end_text"):
+        ThinkingBudgets(end_text="")
     with pytest.raises(ConfigError, match="fewer tokens to think"):
         grow(sampling=Sampling(max_new_tokens=5))

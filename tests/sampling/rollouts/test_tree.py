@@ -44,7 +44,7 @@ def chains(forest: Forest) -> dict[tuple[str, int, tuple[int, ...]], int]:
 @given(st.integers(0, 50), WHERE, st.integers(1, 3), st.integers(1, 3))
 def test_tokens_have_their_contexts_logprob_and_are_stored_once(step, where, rounds, branches):
     session = TreeSession(step=step)
-    forest = Tree(trees=2, rounds=rounds, expansions=2, branches=branches, where=where).grow([A, B], session)
+    forest = Tree(trees=2, rounds=rounds, expansions=2, branches=branches, branch_at=where).grow([A, B], session)
     most = 2 * 2 * (1 + rounds * 2 * branches)
     assert forest.n_trajectories == most or (where == "surprisal" and forest.n_trajectories < most)
     limit = session.sampling.max_new_tokens
@@ -67,7 +67,7 @@ def test_tokens_have_their_contexts_logprob_and_are_stored_once(step, where, rou
 @settings(max_examples=15)
 @given(st.integers(0, 50), WHERE)
 def test_branch_keeps_the_beginning_of_the_chain_it_leaves(step, where):
-    forest = Tree(rounds=3, where=where).grow([A], TreeSession(step=step))
+    forest = Tree(rounds=3, branch_at=where).grow([A], TreeSession(step=step))
     known_chains = chains(forest)
     for (group, tree, path), r in known_chains.items():
         mine = forest.path_token[forest.path_of(r)].tolist()
@@ -100,7 +100,7 @@ def test_what_a_tree_is_depends_on_nothing_else_in_the_batch():
 
 def test_streams_are_named_by_the_way_to_the_branch():
     session = TreeSession()
-    Tree(trees=2, rounds=2, where="surprisal").grow([A], session)
+    Tree(trees=2, rounds=2, branch_at="surprisal").grow([A], session)
     assert len(set(session.streams)) == len(session.streams) == 10
     assert session.streams[:2] == [StreamKey(5, 3, "a", 0), StreamKey(5, 3, "a", 1)]
     assert {key.path[:-1] for key in session.streams if key.path} <= {key.path for key in session.streams}
@@ -108,7 +108,7 @@ def test_streams_are_named_by_the_way_to_the_branch():
 
 def test_the_support_is_inherited_with_the_tokens():
     session = TreeSession(sampling=Sampling(max_new_tokens=12, top_k=2))
-    forest = Tree(rounds=2, where="surprisal").grow([A], session)
+    forest = Tree(rounds=2, branch_at="surprisal").grow([A], session)
     support = forest.extras["support"][forest.path_token]
     assert torch.equal(support[:, 0], forest.token[forest.path_token])
 
@@ -149,7 +149,7 @@ def test_points_are_uniform():
 @given(st.integers(0, 50), st.integers(1, 3), st.integers(1, 2))
 def test_surprisal_expands_the_least_likely_tokens_each_once(step, rounds, branches):
     n = 2
-    forest = Tree(trees=1, rounds=rounds, expansions=n, branches=branches, where="surprisal").grow(
+    forest = Tree(trees=1, rounds=rounds, expansions=n, branches=branches, branch_at="surprisal").grow(
         [A], TreeSession(step=step)
     )
     order = list(chains(forest).values())
@@ -192,7 +192,7 @@ def test_token_budget_fits_full_length_branches_one_by_one():
 @settings(max_examples=25)
 @given(st.integers(0, 60), WHERE, st.integers(24, 90))
 def test_a_prompt_is_done_when_the_next_branch_might_not_fit(step, where, budget):
-    part = {"trees": 2, "rounds": 1, "expansions": 3, "where": where}
+    part = {"trees": 2, "rounds": 1, "expansions": 3, "branch_at": where}
     without = Tree(**part).grow([A, B], TreeSession(step=step))
     within = Tree(**part, token_budget=budget).grow([A, B], TreeSession(step=step))
     for group in set(without.group):
@@ -211,7 +211,7 @@ def test_a_prompt_is_done_when_the_next_branch_might_not_fit(step, where, budget
 @given(st.integers(0, 60), WHERE, st.integers(24, 90))
 def test_a_budget_is_never_exceeded_in_any_round(step, where, budget):
     session = TreeSession(step=step)
-    part = Tree(trees=2, rounds=20, expansions=2, where=where, token_budget=budget)
+    part = Tree(trees=2, rounds=20, expansions=2, branch_at=where, token_budget=budget)
     forest = part.grow([A, B], session)
     for group in set(forest.group):
         spent = sum(info["generated"] for info, g in zip(forest.info, forest.group, strict=True) if g == group)
@@ -254,7 +254,7 @@ def model():
 @pytest.mark.parametrize("where", ["step", "surprisal"])
 def test_packed_equals_flattened_in_loss_and_gradient(model, where):
     session = EngineSession(model, sampling=Sampling(max_new_tokens=16))
-    forest = session.score(Tree(trees=3, rounds=2, where=where).grow([A, B], session))
+    forest = session.score(Tree(trees=3, rounds=2, branch_at=where).grow([A, B], session))
     # the engine drew every branch in the middle of an action: its log-probs are the learner's of the whole path
     packed = TorchLearner(model, lr=0.0)
     x = packed.outputs(forest)["logprob"]
@@ -287,7 +287,7 @@ def test_packed_equals_flattened_in_loss_and_gradient(model, where):
 @pytest.mark.parametrize(
     ("field", "value"),
     [("trees", 0), ("rounds", -1), ("expansions", 0), ("branches", 0), ("keep", -1), ("token_budget", -1),
-     ("where", "root"), ("delimiter", "")],
+     ("branch_at", "root"), ("delimiter", "")],
 )  # fmt: skip
 def test_impossible_settings_are_refused(field, value):
     with pytest.raises(ConfigError, match=f"rollout.{field}"):
@@ -306,18 +306,18 @@ def test_call_budget_below_the_first_chains_is_refused():
 
 @pytest.mark.parametrize("where", ["step", "surprisal"])
 def test_a_budget_of_calls_bounds_the_chains(where):
-    without = own(Tree(rounds=2, where=where).grow([A, B], TreeSession()))
+    without = own(Tree(rounds=2, branch_at=where).grow([A, B], TreeSession()))
     for calls in range(2, 11):
-        forest = Tree(rounds=2, where=where, call_budget=calls).grow([A, B], TreeSession())
+        forest = Tree(rounds=2, branch_at=where, call_budget=calls).grow([A, B], TreeSession())
         assert [forest.group.count(g) for g in dict.fromkeys(forest.group)] == [calls, calls]
-    assert own(Tree(rounds=2, where=where, call_budget=10).grow([A, B], TreeSession())) == without
+    assert own(Tree(rounds=2, branch_at=where, call_budget=10).grow([A, B], TreeSession())) == without
 
 
 # ---------------------------------------------------------------- branches that begin at the prompt
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["step", "surprisal"])
 def test_some_branches_begin_at_the_prompt_instead(where):
-    options = {"trees": 1, "rounds": 7, "expansions": 1, "where": where}
+    options = {"trees": 1, "rounds": 7, "expansions": 1, "branch_at": where}
     never, always = (Tree(**options, explore=p).grow([A, B], TreeSession()) for p in (0.0, 1.0))
     assert all(kept_value == 0 for kept_value, _ in own(always)) and any(kept_value for kept_value, _ in own(never))
     # without exploration it is as if there were no such setting
@@ -336,7 +336,9 @@ def test_some_branches_begin_at_the_prompt_instead(where):
 def test_a_token_that_was_not_branched_at_waits():
     """Of 560 branches about half leave at the least likely token: as many distinct points as there are branches."""
     for step in range(20):
-        forest = Tree(trees=1, rounds=7, expansions=1, where="surprisal", explore=0.5).grow([A], TreeSession(step=step))
+        forest = Tree(trees=1, rounds=7, expansions=1, branch_at="surprisal", explore=0.5).grow(
+            [A], TreeSession(step=step)
+        )
         order = list(chains(forest).values())
         used: set[int] = set()
         for r in order[1:]:
@@ -419,7 +421,7 @@ def test_all_branches_may_begin_at_the_beginning(small):
 def test_branches_leave_episodes_within_an_action(small):
     with pool() as envs:
         s = session(small, envs)
-        forest = Tree(where="surprisal", rounds=2).grow(tasks_of(s), s)
+        forest = Tree(branch_at="surprisal", rounds=2).grow(tasks_of(s), s)
         replay(forest, envs, s)  # what a branch keeps and what it adds are one action to the environment
     stored = int((forest.kind[forest.token_node] == ACTION).sum())
     assert stored == s.budget.generated_tokens == sum(info["generated"] for info in forest.info)

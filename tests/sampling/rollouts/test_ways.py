@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.learning.llamas import clean_llama
-from tests.sampling.rollouts import again_parts
+from tests.sampling.rollouts import retry_parts
 from tests.sampling.rollouts.growing_session import GrowingSession, ids, tasks, with_info
 
 import gxpo
@@ -23,8 +23,8 @@ from gxpo.sampling.rollouts.rounds import Independent, all_wrong
 
 nan = float("nan")
 GLUED = "{prompt}{hint}"
-LeastHint = partial(again_parts.LeastHint, template=GLUED)
-GrowingHint = partial(again_parts.GrowingHint, template=GLUED)
+LeastHint = partial(retry_parts.LeastHint, template=GLUED)
+GrowingHint = partial(retry_parts.GrowingHint, template=GLUED)
 
 
 def right(_: str, text: str) -> float | None:
@@ -47,9 +47,9 @@ def test_a_hint_stands_apart_from_the_question_under_a_heading() -> None:
     task = Task("t", "How many in April and May?", info={"solution": "Natalia sold 48/2 = 24 clips in May."})
     session = GrowingSession(lambda c, s: "no", right, solution={"t": "Natalia sold 48/2 = 24 clips in May."})
     for part, asked_text in (
-        (again_parts.LeastHint(group_size=1), "How many in April and May?\nHints: Natalia"),
+        (retry_parts.LeastHint(group_size=1), "How many in April and May?\nHints: Natalia"),
         (
-            again_parts.GrowingHint(group_size=1),
+            retry_parts.GrowingHint(group_size=1),
             "How many in April and May?\nThe solution begins like this; you may go on from here:\nNatalia",
         ),
     ):
@@ -215,7 +215,7 @@ def test_shaping_does_not_hide_a_group_that_is_all_wrong() -> None:
 def test_what_can_not_be_hinted_is_refused() -> None:
     for kind in (LeastHint, GrowingHint):
         part = kind(2)
-        with pytest.raises(ConfigError, match="rollout again needs verdicts"):
+        with pytest.raises(ConfigError, match="rollout retry needs verdicts"):
             part.grow(tasks("a"), GrowingSession(needs(a="x"), right, verdicts=False))
         with pytest.raises(TaskError, match="task 'a' has no hints"):
             part.grow(tasks("a"), GrowingSession(needs(a="x"), right))

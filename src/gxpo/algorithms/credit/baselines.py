@@ -191,8 +191,8 @@ def unfinished_by_rank(
     structural_rank: Tensor,
     where: Tensor | None = None,
     *,
-    least: Finite = 0.0,
-    most: Finite = 0.1,
+    last_reward: Finite = 0.0,
+    first_reward: Finite = 0.1,
     **statistic: Any,
 ) -> Tensor:
     """Group-relative advantage that ranks truncated answers (R^3): outcome + least + (most - least) rank of those that
@@ -201,15 +201,17 @@ def unfinished_by_rank(
     outcome          [R] any float dtype;   group  [R] int64 dense ids, -1 = in no group
     complete         [R] bool: not cut off by a limit
     structural_rank  [R] signal, 0 to 1, among the group's truncated answers (`structural_entropy`)
-    least, most      what the last and the first of them earn: `most` below what a right answer earns more than a wrong
-                     one. Above 0, running into the limit pays more than a wrong end, and is learnt; -0.1 and 0 do not
-                     pay for it
+    last_reward, first_reward  what the last and the first of them earn: `first_reward` below what a right answer earns
+                     more than a wrong one. Above 0, running into the limit pays more than a wrong end, and is learnt;
+                     -0.1 and 0 do not pay for it
 
     In a group of truncated answers alone the scale of the std makes the smallest difference as large as a verdict's.
     Source: R^3, arXiv 2601.19620.
     """
     # A truncated answer that is right already has its full outcome.
-    rank_reward_R = torch.where(complete | correct, 0.0, least + (most - least) * structural_rank.to(torch.float64))
+    rank_reward_R = torch.where(
+        complete | correct, 0.0, last_reward + (first_reward - last_reward) * structural_rank.to(torch.float64)
+    )
     return group_relative(outcome.to(torch.float64) + rank_reward_R, group, where=where, **statistic)
 
 

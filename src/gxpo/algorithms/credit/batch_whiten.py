@@ -43,7 +43,7 @@ def batch_relative(
     *,
     center: Literal["none", "mean", "leave_one_out"] = "none",
     eps: float = 1e-8,
-    over: Literal["tokens", "trajectories"] = "tokens",
+    batch_unit: Literal["tokens", "trajectories"] = "tokens",
     ddof: int = 1,
     singleton: Single = "zero",
     bound: Annotated[float, Gt(0)] = math.inf,
@@ -53,7 +53,7 @@ def batch_relative(
     center  "none"  REINFORCE++: no group is needed; groups equal within but not between get an advantage
             "mean"  REINFORCE++-baseline: the group's mean is taken off first, then the batch is whitened
             "leave_one_out"  the mean of the group's others is
-    over    "tokens": (x - mean) / sqrt(var + eps), as in the paper's code, verl and OpenRLHF; "trajectories": each
+    batch_unit  "tokens": (x - mean) / sqrt(var + eps), as in the paper's code, verl and OpenRLHF; "trajectories": each
             counts once, (x - mean) / (std + eps), as TRL does with eps 1e-4
     ddof    of the batch's variance: 1 in verl and TRL, 0 in OpenRLHF, the authors' own, and NeMo-RL
     singleton  value of a group of one, with a center: "zero", or its "raw" outcome, as in verl
@@ -69,7 +69,7 @@ def batch_relative(
     if center != "none":
         value = group_relative(outcome, group, center, "none", where=where, singleton=singleton)
     # TRL counts each trajectory once and adds eps to the std; verl counts tokens and adds it to the variance.
-    if over == "trajectories":
+    if batch_unit == "trajectories":
         advantage_P = forest.to_path(grouped.normalize(value, torch.zeros_like(group), where, ddof=ddof, eps=eps), "R")
     else:
         token_columns = forest.to_path(value, "R"), forest.path_trainable, forest.to_path(where, "R")

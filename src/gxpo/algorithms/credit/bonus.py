@@ -129,7 +129,7 @@ class Bonus(CreditPart):
     low, high  bounds of the product
     kappa      at most |A| / kappa, A the advantages before it in the sum: the sign never changes, and
                groups of equal outcomes still learn nothing
-    at         "all" tokens of a trajectory have the bonus, its "last" trainable one, or the last that a segmenter has
+    position   "all" tokens of a trajectory have the bonus, its "last" trainable one, or the last that a segmenter has
                "labelled"
     share      share of an answer's tokens, the least probable, that its confidence is over, under "confidence_gap"
 
@@ -146,13 +146,13 @@ class Bonus(CreditPart):
     low: Annotated[float, Le(0)] = field(default=-math.inf, metadata={"unbounded": True})
     high: Annotated[float, Ge(0)] = math.inf
     kappa: Annotated[float, Ge(1)] | None = None
-    at: Literal["all", "last", "labelled"] = "all"
+    position: Literal["all", "last", "labelled"] = "all"
     share: Annotated[float, Interval(gt=0, le=1)] = 0.2
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs", QUANTITIES[self.value][0] if self.value in QUANTITIES else (self.value,))
         object.__setattr__(self, "learns_from_equal_groups", self.kappa is None)
-        object.__setattr__(self, "requires", ("segments",) if self.at == "labelled" else ())
+        object.__setattr__(self, "requires", ("segments",) if self.position == "labelled" else ())
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         return self.summand(torch.zeros(forest.n_entries, dtype=torch.float64), forest, signals, step)
@@ -165,10 +165,10 @@ class Bonus(CreditPart):
             bonus_P = forest.to_path(signals[self.value].to(torch.float64), "R")
         bonus_P = bounded(self.factor * bonus_P, total, self.low, self.high, self.kappa)
         # With kappa the bound is by the advantage at each token, so it is applied before tokens are chosen.
-        if self.at == "all":
+        if self.position == "all":
             return bonus_P
         is_eligible_P = forest.path_trainable
-        if self.at == "labelled":
+        if self.position == "labelled":
             is_eligible_P = is_eligible_P & (named_columns.TOKEN["label"](forest) > 0)
         entry_P = torch.arange(forest.n_entries, dtype=torch.float64)
         # One token carries the bonus: its credit is not multiplied by the length of the answer.

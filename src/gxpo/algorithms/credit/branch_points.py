@@ -91,15 +91,15 @@ def shorter_is_better(
     return factor.clamp_min(0.0), shared_length
 
 
-def stretches_of(forest: Forest, keyed_by: str = "node") -> tuple[Stretches, Tensor]:
+def stretches_of(forest: Forest, branch_key: str = "node") -> tuple[Stretches, Tensor]:
     """Stretches of the forest, and the row of each action token.
 
     A trajectory has a point where its path goes on in another node and some, but not all, of the compared trajectories
-    of its group that came this far go on with it. `keyed_by` decides which trajectories share a point:
+    of its group that came this far go on with it. `branch_key` decides which trajectories share a point:
     "node"      those that reach it by the same tokens
     "position"  those of the group with a point after as many tokens, wherever they came from (as the code of ROSE)
     """
-    one_of("credit.keyed_by", keyed_by, ("node", "position"))
+    one_of("credit.branch_key", branch_key, ("node", "position"))
     owner_P, group_P = forest.path_trajectory, forest.ids("group", axis="P")
     node = forest.to_path(torch.arange(forest.n_nodes), "N")
     # Nodes are shared between groups (one prompt, two groups); points never are.
@@ -116,7 +116,7 @@ def stretches_of(forest: Forest, keyed_by: str = "node") -> tuple[Stretches, Ten
     offset = first_entry - begins_of(owner_P, forest.n_trajectories)[owner_P[first_entry]]
     all_R = torch.arange(forest.n_trajectories)
     # ROSE's code: all points of a group after as many tokens are one, wherever they came from.
-    if keyed_by == "position":
+    if branch_key == "position":
         point_key, through, passed_key, passed_group = offset, owner_P[first_entry], offset, group_P[first_entry]
     else:  # a point is the end of a node, and 0 that of the prompt
         end_key_P = node_key_P + 1
@@ -131,23 +131,23 @@ def stretches_of(forest: Forest, keyed_by: str = "node") -> tuple[Stretches, Ten
     ), begins_stretch_P.cumsum(0) - 1
 
 
-def branch_values(forest: Forest, keyed_by: str = "node") -> tuple[Tensor, Tensor, Tensor]:
+def branch_values(forest: Forest, branch_key: str = "node") -> tuple[Tensor, Tensor, Tensor]:
     """Stretch of each action token, and `values_at` both of its ends.
 
     Where no two trajectories share a beginning, outcome - V is the outcome less the group's mean (Dr. GRPO).
     """
-    stretches, row = stretches_of(forest, keyed_by)
+    stretches, row = stretches_of(forest, branch_key)
     return row, *values_at(forest.outcome, stretches, forest.compared)
 
 
 @torch.no_grad()
-def less_where_longer(credit: Tensor, forest: Forest, keyed_by: str, power: float) -> Tensor:
+def less_where_longer(credit: Tensor, forest: Forest, branch_key: str, power: float) -> Tensor:
     """Subtract the length penalty from an advantage [P]. Right is an outcome above 0; the reference takes all but 0, so
     that a negative outcome counts as right."""
     owner_P, group = forest.path_trajectory, forest.ids("group", axis="R")
     length = torch.bincount(owner_P, minlength=forest.n_trajectories)
     is_right_R = (forest.outcome > 0) & (length > 0)
-    stretches = stretches_of(forest, keyed_by)[0]
+    stretches = stretches_of(forest, branch_key)[0]
     factor, shared_length = shorter_is_better(is_right_R, length, group, stretches, power, forest.compared)
     # Tokens of the common part keep their advantage: the shortest rollout has them as well.
     position_P = torch.arange(len(owner_P)) - begins_of(owner_P, forest.n_trajectories)[owner_P]

@@ -100,8 +100,8 @@ def _channels(forest: Forest, names: Sequence[str], only: Mapping[str, str] | No
         return None
     for name in only:
         if name not in names:
-            raise ConfigError(f"credit.only names {name!r}, which has no weight{did_you_mean(name, names)}")
-    forest.need_verdicts("credit.only", each=True)
+            raise ConfigError(f"credit.conditions names {name!r}, which has no weight{did_you_mean(name, names)}")
+    forest.need_verdicts("credit.conditions", each=True)
     is_success_R = forest.success >= 1
     return torch.stack([is_success_R if name in only else torch.ones_like(is_success_R) for name in names], 1)
 
@@ -111,15 +111,15 @@ def _check_weights(weights: Mapping[str, float] | None, **_: Any) -> str | None:
     return "weights: no reward has a weight other than 0" if has_no_weight else None
 
 
-@part("decoupled", stage="credit", gives="P", learns_from_equal_groups=lambda over, **_: over == "tokens")
+@part("decoupled", stage="credit", gives="P", learns_from_equal_groups=lambda batch_unit, **_: batch_unit == "tokens")
 @checked_by(_check_weights)
 def decoupled(
     group: Tensor,
     forest: Forest,
     *,
     weights: Mapping[str, Annotated[float, Interval(gt=-math.inf, lt=math.inf)]] | None = None,
-    over: Literal["trajectories", "tokens", "none"] = "trajectories",
-    only: Mapping[str, Literal["success"]] | None = None,
+    batch_unit: Literal["trajectories", "tokens", "none"] = "trajectories",
+    conditions: Mapping[str, Literal["success"]] | None = None,
     ddof: int = 1,
     eps: float = 1e-4,
     singleton: Single = "zero",
@@ -130,10 +130,10 @@ def decoupled(
 
     weights  {component: weight}, "*" every other one; null: every component, each with weight 1 (the outcome, if there
              are no components)
-    over     members of the batch. "trajectories": each counts once (TRL, NeMo). "tokens": (s - mean) / sqrt(var +
+    batch_unit  members of the batch. "trajectories": each counts once (TRL, NeMo). "tokens": (s - mean) / sqrt(var +
              1e-8) over trainable tokens, so that long answers weigh more (verl); groups of equal rewards then have
              credit, too, since the mean over tokens is not 0. "none": no second normalisation
-    only     {component: "success"}: this component is compared among successes alone: failures have no share in its
+    conditions  {component: "success"}: this component is compared among successes alone: failures have no share in its
              statistics and 0 from it, and so has a group with a single success (HDPO, arXiv 2604.08545)
     ddof, eps  of the standard deviations
     singleton  z of a group of one: "zero" (TRL), or the "raw" rewards (verl), which the batch then is normalised with
@@ -151,13 +151,13 @@ def decoupled(
     is_usable_R = rewards.isfinite().all(1)
     rewards = torch.where(is_usable_R[:, None], rewards, torch.zeros_like(rewards))
     is_compared_R, group = forest.compared & is_usable_R, torch.where(is_usable_R, group, -1)
-    is_in_channel_RK = _channels(forest, names, only)
+    is_in_channel_RK = _channels(forest, names, conditions)
     total_R = decoupled_sum(rewards, factors, group, is_compared_R, ddof, eps, singleton, is_in_channel_RK)
     # A second normalisation of a single reward would only change its scale; TRL leaves it out.
-    if len(factors) == 1 or over == "none":
+    if len(factors) == 1 or batch_unit == "none":
         return forest.to_path(total_R, "R")
     # verl whitens over tokens, whose mean is not 0 even where all groups are equal.
-    if over == "tokens":
+    if batch_unit == "tokens":
         is_trained_P = forest.path_trainable & forest.to_path(is_usable_R, "R")
         return batch_whiten(forest.to_path(total_R, "R"), is_trained_P, forest.to_path(is_compared_R, "R"))
     has_spread_R = is_singleton(group, is_compared_R) if singleton == "raw" else torch.zeros_like(is_usable_R)

@@ -30,18 +30,18 @@ def ascended(multiplier: float, cost: float, at_most: float, rate: float) -> flo
 @part("dual", stage="credit")
 @dataclass(frozen=True, kw_only=True)
 class Dual(Statistic):
-    """Constrained advantage: A = (A_outcome - m A_cost) / (1 + m), m the multiplier of mean cost <= `at_most`.
+    """Constrained advantage: A = (A_outcome - m A_cost) / (1 + m), m the multiplier of mean cost <= `cost_limit`.
 
     cost      component of the rollouts that is bounded (its weight in the outcome is its own affair: 0, as a rule)
-    at_most   bound of its mean over a step's rollouts
-    rate      of the dual ascent after each step: m <- max(0, m + rate (mean cost - at_most));   start  m before it
+    cost_limit  bound of its mean over a step's rollouts
+    rate      of the dual ascent after each step: m <- max(0, m + rate (mean cost - cost_limit));   start  m before it
 
     Both advantages are `group_relative` with the part's options; a trajectory of unknown cost is not compared in
     A_cost. Metric "dual_multiplier". Source: primal-dual policy gradients; Ying et al., arXiv 2305.17568.
     """
 
     cost: str = ""
-    at_most: float | None = None
+    cost_limit: float | None = None
     rate: Annotated[float, Gt(0)] = 0.1
     start: Annotated[float, Ge(0)] = 0.0
     learns_from_equal_groups: bool = field(default=True, init=False, repr=False)
@@ -57,8 +57,8 @@ class Dual(Statistic):
 
     def check_options(self) -> None:
         """Raise ConfigError for a constraint without a bound; called before the run."""
-        if not self.cost or self.at_most is None:
-            missing = "credit.at_most" if self.cost else "credit.cost"
+        if not self.cost or self.cost_limit is None:
+            missing = "credit.cost_limit" if self.cost else "credit.cost"
             raise ConfigError(f"credit=dual has no bound: set {missing}, of a component's mean over the rollouts")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
@@ -78,8 +78,8 @@ class Dual(Statistic):
     def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
         """Ascend by the step's mean cost; a step in which nothing has a cost moves nothing."""
         mean_cost = figures.get(f"reward_{self.cost}")
-        if mean_cost is not None and self.at_most is not None:
-            self._memory["multiplier"] = ascended(self.multiplier, mean_cost, self.at_most, self.rate)
+        if mean_cost is not None and self.cost_limit is not None:
+            self._memory["multiplier"] = ascended(self.multiplier, mean_cost, self.cost_limit, self.rate)
         return {"dual_multiplier": self.multiplier}
 
     def state_dict(self) -> dict[str, Any]:

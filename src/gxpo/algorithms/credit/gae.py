@@ -175,7 +175,7 @@ class Gae(CreditPart):
     anchor         where the value of a turn is read, at the levels that have one: at its "first" token, before the turn
                    is chosen, or at its "last", when most of it is
     target_at      the value is trained on "all" tokens, or, at level "turn", on each turn's "anchor" only
-    cut            truncated trajectories: "end" (they are over: what follows is worth 0, the outcome is theirs) or
+    truncation     truncated trajectories: "end" (they are over: what follows is worth 0, the outcome is theirs) or
                    "extend" (they are unfinished: extended GAE, the outcome is not paid, step rewards are, and the value
                    is not trained on them) or "trim" (the same, and their last `tail` tokens have advantage 0 and are
                    not whitened)
@@ -210,7 +210,7 @@ class Gae(CreditPart):
     target_lam: Share | None = None
     anchor: Literal["first", "last"] = "first"
     target_at: Literal["all", "anchor"] = "all"
-    cut: Literal["end", "extend", "trim"] = "end"
+    truncation: Literal["end", "extend", "trim"] = "end"
     whiten: Literal["none", "token", "turn"] = "none"
     reward: str | None = None
     weight: float = 1.0
@@ -226,8 +226,10 @@ class Gae(CreditPart):
         object.__setattr__(self, "needs", heads if self.reward is None else (*heads, self.reward))
         if self.roles:
             object.__setattr__(self, "provides", tuple(f"value_target@{role}" for role in self.roles))
-        if self.tail != 8 and self.cut != "trim":
-            raise ConfigError("credit.tail is what credit.cut=trim leaves out: set that, or leave credit.tail out")
+        if self.tail != 8 and self.truncation != "trim":
+            raise ConfigError(
+                "credit.tail is what credit.truncation=trim leaves out: set that, or leave credit.tail out"
+            )
         if self.whiten == "turn" and self.level != "turn":
             raise ConfigError("credit.whiten=turn is of one advantage a turn: set credit.level=turn, or whiten=token")
         if self.target_at == "anchor" and self.level != "turn":
@@ -313,11 +315,11 @@ class Gae(CreditPart):
 
     def _unfinished(self, forest: Forest) -> Tensor:
         # [R]: under "end" a truncated trajectory counts as finished, with its outcome
-        return torch.zeros_like(forest.truncated) if self.cut == "end" else forest.truncated
+        return torch.zeros_like(forest.truncated) if self.truncation == "end" else forest.truncated
 
     def _tails(self, forest: Forest) -> Tensor:
         """[P] bool: the last `tail` trainable tokens of each unfinished trajectory."""
-        if self.cut != "trim":
+        if self.truncation != "trim":
             return torch.zeros_like(forest.path_trainable)
         # Tokens left to the end, by the running count of trainable ones: the total is the count at the last.
         count_P = forest.path_trainable.cumsum(0)

@@ -143,7 +143,7 @@ class HierarchicalGae(CreditPart):
                          a trajectory of one turn none
     consistency_penalty  added to the reward of turns that keep but write another sub-goal than the turn before
     normalize            each of the three over its own turns of the batch, (A - mean) / (std + 1e-8), ddof 0
-    cut                  truncated trajectories: "end" (they are over) or "extend" (what follows is worth what was
+    truncation           truncated trajectories: "end" (they are over) or "extend" (what follows is worth what was
                          expected at the last turn). What they are paid is paid in both: they are not gone on with
 
     The penalties are added to what the turn is paid, here and nowhere else: as step rewards they would take the place
@@ -160,7 +160,7 @@ class HierarchicalGae(CreditPart):
     keep_mode: Literal["each", "shared"] = "shared"
     consistency_penalty: float = 0.0
     normalize: bool = True
-    cut: Literal["end", "extend"] = "end"
+    truncation: Literal["end", "extend"] = "end"
 
     needs = ("value@low", "value@high", "value@switch")
     requires = ("segments",)
@@ -213,7 +213,7 @@ class HierarchicalGae(CreditPart):
         for name, entry in (("low", turns.low), ("high", turns.first), ("switch", turns.first)):
             is_read_P = torch.zeros(forest.n_entries, dtype=torch.bool).index_fill_(0, entry, True)
             heads[name] = value_of(signals, f"value@{name}", is_read_P)[entry]
-        unfinished = forest.truncated if self.cut == "extend" else torch.zeros_like(forest.truncated)
+        unfinished = forest.truncated if self.truncation == "extend" else torch.zeros_like(forest.truncated)
         trajectory = forest.step_trajectory[turns.rows]
         reward = on_steps(payments(forest), forest.path_step, forest.n_steps)[turns.rows]
         # Penalties join what a turn is paid: as step rewards they would replace the outcome of an episode without any.

@@ -68,10 +68,10 @@ class OptionValues(CreditPart):
     discount  from option to option
     cost      None: the payments of the rollouts. A number, as -1: the reward of each option until success; after a
               success follows 0, after anything else cost / (1 - discount), as if it went on for ever
-    learns    what the policy gets: "weight", min(e^(A / temperature), most) with A = target - value (AWR: with
-              `objective.surrogate: log_likelihood`); "advantage", A; "all", 1 (imitation of what is logged); "none", 0,
-              so that the heads alone are trained
-    distils   False: one head, "value". True: two, each fitted to the other's value after the option: "value@chunk" by
+    policy_credit  what the policy gets: "weight", min(e^(A / temperature), max_weight) with A = target - value (AWR:
+              with `objective.surrogate: log_likelihood`); "advantage", A; "all", 1 (imitation of what is logged);
+              "none", 0, so that the heads alone are trained
+    two_heads  False: one head, "value". True: two, each fitted to the other's value after the option: "value@chunk" by
               a mean (mse, bce), so an option as it is; "value@short" by a form above the mean, so the best of them
     logits    the heads that are fitted by cross-entropy give log-odds (`form: bce`): "value", or "value@chunk"
 
@@ -83,10 +83,10 @@ class OptionValues(CreditPart):
     option: Annotated[int, Ge(1)] = 1
     discount: Share = 0.99
     cost: float | None = None
-    learns: Literal["weight", "advantage", "all", "none"] = "weight"
+    policy_credit: Literal["weight", "advantage", "all", "none"] = "weight"
     temperature: Annotated[float, Gt(0)] = 1.0
-    most: Annotated[float, Gt(0)] = 100.0
-    distils: bool = False
+    max_weight: Annotated[float, Gt(0)] = 100.0
+    two_heads: bool = False
     logits: bool = False
 
     learns_from_equal_groups = True
@@ -94,18 +94,20 @@ class OptionValues(CreditPart):
     def __post_init__(self) -> None:
         if self.cost is not None and self.discount >= 1:
             raise ConfigError("credit.cost is paid for ever where nothing succeeds: set credit.discount below 1")
-        heads = ("value@chunk", "value@short") if self.distils else ("value",)
+        heads = ("value@chunk", "value@short") if self.two_heads else ("value",)
         object.__setattr__(self, "needs", heads)
         object.__setattr__(self, "provides", tuple(self._target(head) for head in heads))
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         rows, following = self._rows(forest)
-        if self.learns in ("all", "none"):
-            worth = torch.full((len(rows),), float(self.learns == "all"), dtype=torch.float64)
+        if self.policy_credit in ("all", "none"):
+            worth = torch.full((len(rows),), float(self.policy_credit == "all"), dtype=torch.float64)
         else:
-            head = "value@short" if self.distils else "value"
+            head = "value@short" if self.two_heads else "value"
             worth = self._row_targets(forest, signals, rows, following)[head] - self._value(signals, head, rows, forest)
-            worth = imitation_weight(worth, self.temperature, self.most) if self.learns == "weight" else worth
+            worth = (
+                imitation_weight(worth, self.temperature, self.max_weight) if self.policy_credit == "weight" else worth
+            )
         # a turn's weight is that of all its tokens
         if self.level == "turn":
             by_step = torch.zeros(forest.n_steps, dtype=torch.float64).index_copy_(0, forest.path_step[rows], worth)
@@ -140,7 +142,9 @@ class OptionValues(CreditPart):
             at_end = torch.where(is_right, 0.0, self.cost / (1 - self.discount)).to(torch.float64)
             reward = torch.zeros_like(reward)
 
-        read_from = {"value@chunk": "value@short", "value@short": "value@chunk"} if self.distils else {"value": "value"}
+        read_from = (
+            {"value@chunk": "value@short", "value@short": "value@chunk"} if self.two_heads else {"value": "value"}
+        )
         out = {}
         for head, source in read_from.items():
             value = self._value(signals, source, rows, forest)

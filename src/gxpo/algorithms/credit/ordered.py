@@ -230,7 +230,7 @@ def prefix_ordered(
     correct: Tensor,
     forest: Forest,
     *,
-    how: Literal["projection", "expectation", "optimistic", "pessimistic"] = "projection",
+    variant: Literal["projection", "expectation", "optimistic", "pessimistic"] = "projection",
     margin: Annotated[float, Ge(0)] = 0.01,
     alpha: Annotated[float, Ge(0)] = 0.5,
     scale: bool = False,
@@ -238,7 +238,7 @@ def prefix_ordered(
 ) -> Tensor:
     """Order-constrained advantage (Tree-OPO) among completions of one tree's prefixes; [R] float64.
 
-    how      "projection": `ordered` under the constraints of `order_of`. "expectation", "optimistic", "pessimistic":
+    variant  "projection": `ordered` under the constraints of `order_of`. "expectation", "optimistic", "pessimistic":
              reward - alpha `prefix_value`, then less the mean of the group
     margin   between the two rows of a constraint
     alpha    share of the prefix's value that is taken off
@@ -254,11 +254,11 @@ def prefix_ordered(
     pairs = pairs_of(forest, prefixes)
     is_equal_R = grouped.degenerate(reward_R, group, is_compared_R)
     # Constraints in groups of equal outcomes would make differences out of nothing: these groups stay 0.
-    if how == "projection":
+    if variant == "projection":
         low, high = order_of(pairs, correct, is_compared_R & ~is_equal_R, prefixes.length)
         advantage_R = ordered(reward_R, group, low, high, margin, is_compared_R)
     else:
-        advantage_R = reward_R - alpha * prefix_value(reward_R, pairs, is_compared_R, how)
+        advantage_R = reward_R - alpha * prefix_value(reward_R, pairs, is_compared_R, variant)
         # Subtracted values differ by prefix, so the group's mean is taken off once more.
         advantage_R = advantage_R - grouped.mean(advantage_R, group, is_compared_R)
     # Divided after the order is met: before, the margin would have another size in every group.

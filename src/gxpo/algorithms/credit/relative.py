@@ -218,7 +218,7 @@ class Relative(Statistic, Formula):
                 NAME                  a signal, on its own axis; nan: unknown, in no statistic and given 0
                 a function            in `credit.values` by name, `file.py:function` or a function of columns (see
                                       `Columns`), which gives one value for each unit; its options are the part's
-    among     levels of `Forest.ids` that peers have in common: ("group",), ("agent",), ("turn",), ("info.tree",)...,
+    group_by  levels of `Forest.ids` that peers have in common: ("group",), ("agent",), ("turn",), ("info.tree",)...,
               always inside a group; ("batch",): all rows of the batch
     unit      rows of the statistic, each counted once: "trajectory", "step", "segment" (of a turn; a turn without any),
               or "token" (trainable ones); "own": the unit that the value belongs to
@@ -230,7 +230,7 @@ class Relative(Statistic, Formula):
       GiGPO      Relative() + `StateRelative`()                                       arXiv 2505.10978
       Dr. MAS    among ("agent",), unit step                                          arXiv 2602.08847
       iStar      Relative() + Relative("process_reward")                              arXiv 2509.19199
-      Tree-GRPO  Relative() + Relative(among=("info.tree",))                          arXiv 2509.21240
+      Tree-GRPO  Relative() + Relative(group_by=("info.tree",))                          arXiv 2509.21240
       MatchTIR   Relative("turn_rewards", weight=0.5)
                  + Relative("return", ("turn",), discount=0.9, weight=0.5)            arXiv 2601.10712
       OPO        unit token, scale none: the baseline is weighted by length           arXiv 2505.23585
@@ -239,7 +239,7 @@ class Relative(Statistic, Formula):
     """
 
     value: Any = "outcome"
-    among: tuple[str, ...] = ("group",)
+    group_by: tuple[str, ...] = ("group",)
     unit: Unit = "own"
     discount: Annotated[float, Interval(ge=0, le=1)] = 1.0
     bound: Annotated[float, Interval(gt=0)] = field(default=math.inf, metadata={"unbounded": True})
@@ -267,7 +267,11 @@ class Relative(Statistic, Formula):
                 (),
             )
         needs = (*self.needs, *signal_names, *(["baseline"] if self.center == "baseline" else []))
-        requires = (*self.requires, *record_fields, *(_REQUIRES[level] for level in self.among if level in _REQUIRES))
+        requires = (
+            *self.requires,
+            *record_fields,
+            *(_REQUIRES[level] for level in self.group_by if level in _REQUIRES),
+        )
         # A name that several sources ask for is listed once, in the order of asking.
         object.__setattr__(self, "needs", tuple(dict.fromkeys(needs)))
         object.__setattr__(self, "requires", tuple(dict.fromkeys(requires)))
@@ -284,7 +288,7 @@ class Relative(Statistic, Formula):
 
     def learns_from_equal(self) -> bool:
         # Equal outcomes leave differences in any other value, across groups, and against a baseline.
-        is_plain_outcome = self.value == "outcome" and "batch" not in self.among and self.center != "baseline"
+        is_plain_outcome = self.value == "outcome" and "batch" not in self.group_by and self.center != "baseline"
         return super().learns_from_equal() or not is_plain_outcome
 
     def values(self, forest: Forest, signals: Signals) -> tuple[Tensor, str]:
@@ -323,17 +327,17 @@ class Relative(Statistic, Formula):
 
     def peers(self, forest: Forest, rows: Rows) -> Tensor:
         """Ids of the sets of rows that are compared, [K]; -1: not compared."""
-        if self.among == ("batch",):
+        if self.group_by == ("batch",):
             return torch.zeros_like(rows.take(forest.ids("group", axis="R"), "R"))
-        if self.among == ("batch", "agent"):
+        if self.group_by == ("batch", "agent"):
             return rows.take(forest.step_agent, "S")
         # Levels are looked up on the finest axis of the rows, so that a turn's level tells turns apart.
-        ids = rows.take(forest.ids(*self.among, axis=rows.axis), rows.axis)
-        info_levels = [level for level in self.among if level.startswith("info.")]
-        # Without this every advantage would be 0 in silence: the rollouts lack what `among` compares by.
+        ids = rows.take(forest.ids(*self.group_by, axis=rows.axis), rows.axis)
+        info_levels = [level for level in self.group_by if level.startswith("info.")]
+        # Without this every advantage would be 0 in silence: the rollouts lack what `group_by` compares by.
         if info_levels and len(ids) and bool((ids < 0).all()):
             hint = ": use rollout=tree" if info_levels == ["info.tree"] else ""
-            raise GxpoError(f"credit.among is {info_levels[0]}, which no trajectory has{hint}")
+            raise GxpoError(f"credit.group_by is {info_levels[0]}, which no trajectory has{hint}")
         return ids
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:

@@ -243,19 +243,19 @@ def same_actions(forest: Forest) -> Tensor:
 
 @part("set_relative", stage="credit", learns_from_equal_groups=True)
 def by_sets(
-    outcome: Tensor, group: Tensor, forest: Forest, *, size: Annotated[int, Ge(1)] = 2, same: str = "actions"
+    outcome: Tensor, group: Tensor, forest: Forest, *, size: Annotated[int, Ge(1)] = 2, identity: str = "actions"
 ) -> Tensor:
     """Set-level advantage (polychromic objectives): mean set score (reward times diversity) per rollout.
 
     `set_relative` of the outcome; [R] float64.
 
     size  members of a set; the group needs more
-    same  what makes two members the same: "actions", all their tokens, or a level of the forest such as "info.answer";
-          a trajectory for which it is unknown is like no other
+    identity  what makes two members the same: "actions", all their tokens, or a level of the forest such as
+          "info.answer"; a trajectory for which it is unknown is like no other
 
     A group of equal outcomes has advantages where some of its members are the same.
     """
-    key = same_actions(forest) if same == "actions" else forest.ids("group", same, axis="R")
+    key = same_actions(forest) if identity == "actions" else forest.ids("group", identity, axis="R")
     # An unknown key is one of its own: behind all others.
     key = torch.where(key < 0, torch.arange(len(key)) + len(key), key)
     return set_relative(outcome, group, key, size, forest.compared)

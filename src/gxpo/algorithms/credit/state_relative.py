@@ -65,7 +65,7 @@ class StateRelative(StateKeyed, Relative):
                 state, next_in(forest.step_trajectory, state >= 0), self.history, needs_full_history=False
             )[-1]
         # A state's id holds its group already; further levels are combined with it.
-        further_levels = tuple(level for level in self.among if level != "group")
+        further_levels = tuple(level for level in self.group_by if level != "group")
         state = rows.take(state, "S")
         return combined(state, super().peers(forest, rows)) if further_levels else state
 

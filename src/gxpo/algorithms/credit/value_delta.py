@@ -141,7 +141,7 @@ VALUES: Mapping[str, Source] = {
     ),
     "pieces": Source(lambda forest, signals, part: pieces(forest)),
     "branch_points": Source(
-        lambda forest, signals, part: ValuedStretches(*branch_values(forest, part.keyed_by)), requires=("forks",)
+        lambda forest, signals, part: ValuedStretches(*branch_values(forest, part.branch_key)), requires=("forks",)
     ),
     "belief": Source(
         lambda forest, signals, part: ValuedStretches(
@@ -169,12 +169,12 @@ class ValueDelta(CreditPart):
     target        where a value head is trained: on the "last" token of a stretch (all but that token has been read) to
                   V after it, or on its "first" to V before it; None: nowhere. Leaves "value_target" [P] to the
                   objective, nan at all other tokens
-    confident     tokens of more than this probability under the sampler have advantage 0 (SPO's probability mask: 0.9).
-                  They keep their place in every denominator; SPO's code takes them out there too, so that its gradient
-                  is this one, under a token mean, divided by the share of tokens that are left
+    max_probability  tokens of more than this probability under the sampler have advantage 0 (SPO's probability mask:
+                  0.9). They keep their place in every denominator; SPO's code takes them out there too, so that its
+                  gradient is this one, under a token mean, divided by the share of tokens that are left
     whiten        "token": (A - mean) / sqrt(var + 1e-8) over the trainable tokens of the batch that are not confident,
                   unbiased variance; a stretch that changed nothing is then given -mean / std
-    keyed_by      "node" or "position": which rollouts are at one branch point
+    branch_key    "node" or "position": which rollouts are at one branch point
     length_power  beta of `shorter_is_better`, 0: off; with branch points
 
     Over a trajectory the differences add up to outcome - V(its first known state), or the last belief less the first.
@@ -186,7 +186,7 @@ class ValueDelta(CreditPart):
       PAV         continuations, best_of 4: the advantage under a stronger prover   arXiv 2410.08146
       AlphaMath   pieces, factor 0, target last: at the break that ends a step      arXiv 2405.03553
       MASPRM      pieces, target last                                               arXiv 2510.24803
-      ROSE        branch_points (code: keyed_by position)                           arXiv 2601.05053
+      ROSE        branch_points (code: branch_key position)                           arXiv 2601.05053
       GRPO-VPS    belief, added to GRPO's advantage
     The code of VinePPO and SPO whitens over tokens, beyond their papers' formulas.
     """
@@ -196,9 +196,9 @@ class ValueDelta(CreditPart):
     best_of: Annotated[int, Ge(1)] = 1
     form: Literal["prob", "log"] = "prob"
     target: Literal["last", "first"] | None = None
-    confident: Annotated[float, Interval(gt=0, le=1)] = 1.0
+    max_probability: Annotated[float, Interval(gt=0, le=1)] = 1.0
     whiten: Literal["none", "token"] = "none"
-    keyed_by: Literal["node", "position"] = "node"
+    branch_key: Literal["node", "position"] = "node"
     length_power: Annotated[float, Ge(0)] = 0.0
 
     def __post_init__(self) -> None:
@@ -224,9 +224,9 @@ class ValueDelta(CreditPart):
         # Row -1, tokens in no stretch, reads the 0 that is appended.
         advantage_P = torch.cat([change, change.new_zeros(1)])[row]
         if self.length_power:
-            advantage_P = less_where_longer(advantage_P, forest, self.keyed_by, self.length_power)
+            advantage_P = less_where_longer(advantage_P, forest, self.branch_key, self.length_power)
         # SPO's probability mask: tokens that the sampler was sure of carry no decision.
-        is_confident_P = forest.path_behaviour_logprob.exp() > self.confident
+        is_confident_P = forest.path_behaviour_logprob.exp() > self.max_probability
         if self.whiten == "token":
             return batch_whiten(
                 advantage_P, forest.path_trainable & ~is_confident_P, forest.to_path(forest.compared, "R")

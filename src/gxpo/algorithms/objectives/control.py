@@ -188,15 +188,15 @@ def two_phase_decay(start: float, progress: float, *, fall: Annotated[float, Int
 
 
 @part("annealed", stage="control")
-def annealed(start: float, progress: float, *, least: Share = 0.05) -> float:
+def annealed(start: float, progress: float, *, min_step: Share = 0.05) -> float:
     """Coefficient over a linearly decaying step size: coef / t_k, t_k = max(1 - k / total_steps, least).
 
-    least        where t stops, above 0
+    min_step     where t stops, above 0
     total_steps  None: the run's
 
     Step 1 has the coefficient that the term was configured with. Source: MDPO, arXiv 2005.09814 (t_k = 1 - k / K).
     """
-    return start / max(1.0 - progress, least)
+    return start / max(1.0 - progress, min_step)
 
 
 @part("by_accuracy", stage="control")
@@ -254,8 +254,8 @@ class EntropyTarget(_Walk):
     """Target entropy: below `target` coef += by; at or above it coef -= by, held in [least, most], and the term is off.
 
     target  nats a token
-    by      how much a step moves it
-    least, most  bounds of the coefficient
+    step_size  how much a step moves it
+    min_coef, max_coef  bounds of the coefficient
     waits   the term is off until an entropy has been measured
 
     The entropy is the step's mean over trained tokens; what it decides is in force in the next step. Source: Skywork
@@ -264,22 +264,24 @@ class EntropyTarget(_Walk):
     """
 
     target: Positive = 0.2
-    by: Positive = 0.005
-    least: Width = 0.0
-    most: Annotated[float, Ge(0)] = field(default=math.inf, metadata={"unbounded": True})
+    step_size: Positive = 0.005
+    min_coef: Width = 0.0
+    max_coef: Annotated[float, Ge(0)] = field(default=math.inf, metadata={"unbounded": True})
     waits: bool = False
 
     def __post_init__(self) -> None:
-        if self.least > self.most:
-            raise ConfigError(f"control.least is {self.least} and control.most {self.most}; the first is not above")
+        if self.min_coef > self.max_coef:
+            raise ConfigError(
+                f"control.min_coef is {self.min_coef} and control.max_coef {self.max_coef}; the first is not above"
+            )
         self._reset()
         self._memory["below"] = 0.0 if self.waits else 1.0
         if self._is_bounded:
-            self._memory.update(low=self.least, high=self.most)
+            self._memory.update(low=self.min_coef, high=self.max_coef)
 
     @property
     def _is_bounded(self) -> bool:
-        return self.least > 0 or self.most < math.inf
+        return self.min_coef > 0 or self.max_coef < math.inf
 
     def level(self, start: float) -> float:
         if not self._is_bounded:
@@ -292,11 +294,11 @@ class EntropyTarget(_Walk):
     def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
         if "entropy" in figures:
             below = figures["entropy"] < self.target
-            by = self.by if below else -self.by
+            by = self.step_size if below else -self.step_size
             self._move(by)
             if self._is_bounded:  # steps of clamp(c + by, least, most) are clamp(c + total, low, high) together
                 for end in ("low", "high"):
-                    self._memory[end] = min(max(self._memory[end] + by, self.least), self.most)
+                    self._memory[end] = min(max(self._memory[end] + by, self.min_coef), self.max_coef)
             self._memory["below"] = float(below)
         return {"entropy_below_target": self._memory["below"]}
 

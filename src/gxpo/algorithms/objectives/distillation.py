@@ -49,7 +49,7 @@ class Distillation(TermPart):
     alpha      0 to 1
     ratio_max  absolute bound of the ratio, which carries no gradient; None: the ratio is left out
     beta       v = `confidence_weight` of the teacher's entropies, over the step's taught tokens; 0: v = 1
-    over       what the mean is over: "taught", the trainable tokens that have a teacher, or "all" trainable tokens,
+    mean_over  what the mean is over: "taught", the trainable tokens that have a teacher, or "all" trainable tokens,
                which is the denominator of a policy gradient under `token_mean`
 
     Reads signals "teacher_ids", "teacher_logprob" and "teacher_entropy" (nan: no teacher there; such tokens are not
@@ -62,7 +62,7 @@ class Distillation(TermPart):
     alpha: Annotated[float, Interval(ge=0, le=1)] = 0.5
     ratio_max: Positive | None = 2.0
     beta: Width = 0.0
-    over: Literal["taught", "all"] = "taught"
+    mean_over: Literal["taught", "all"] = "taught"
     coef: Width = 1.0
 
     reads_credit = False
@@ -85,7 +85,7 @@ class Distillation(TermPart):
         teacher_entropy (nats); taught_share, their share of the trainable tokens."""
         entries, divergence = self._divergence(forest, policy, signals)
         trainable_P = forest.path_trainable
-        counted_P = trainable_P if self.over == "all" else trainable_P & self._has_teacher(signals)
+        counted_P = trainable_P if self.mean_over == "all" else trainable_P & self._has_teacher(signals)
         scale_P = coefficients(forest.path_trajectory, counted_P, "token_mean")
         scale_P = self.coef * scale_P * forest.to_path(forest.weight, "R")
         entropy = signals["teacher_entropy"][entries]

@@ -26,7 +26,7 @@ class InnerLayer(PolicyGradient):
     layer  from 1, or a share of the depth above 0, up to 1.0; of the signal too (`layer_logprob`, whose `steps` say for
            how long the inner policy is trained)
 
-    normed  True: the head reads the state after the final norm, as at the end; False: as it is. Of the signal too
+    final_norm  True: the head reads the state after the final norm, as at the end; False: as it is. Of the signal too
 
     Nothing else differs: with a given pair of log-probs the loss is the policy gradient's of that pair. The rollouts
     are the whole model's, so the inner ratio corrects for no sampling; it says how far the inner policy has moved
@@ -37,7 +37,7 @@ class InnerLayer(PolicyGradient):
     """
 
     layer: int | float = 0.15
-    normed: bool = True
+    final_norm: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,7 +52,7 @@ class InnerLayer(PolicyGradient):
     @property
     def name(self) -> Output:
         """Name of the policy output, and of its signal."""
-        return Output("logprob", self.layer, normed=self.normed)
+        return Output("logprob", self.layer, normed=self.final_norm)
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int

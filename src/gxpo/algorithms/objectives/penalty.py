@@ -85,7 +85,7 @@ class KLReward:
     """KL penalty in the reward: `penalised_outcome` with the policy at the start of the step, before group statistics.
 
     to     "reference", or "teacher": the signal "teacher_token_logprob" (`signal.NAME: teacher_model`)
-    where  "all" rollouts, or those that are "wrong" by their verdict (without one: of an outcome of 0 or less)
+    rollouts  "all" rollouts, or those that are "wrong" by their verdict (without one: of an outcome of 0 or less)
 
     Only the outcome is penalised; step rewards are left as they are. REINFORCE++ and RLOO have k1 here;
     k3 and k3+ are the same, since nothing is differentiated.
@@ -94,12 +94,12 @@ class KLReward:
     coef: float
     estimator: Estimator = "k3"
     to: str = "reference"
-    where: str = "all"
+    rollouts: str = "all"
 
     def __post_init__(self) -> None:
         one_of("objective.kl.estimator", self.estimator, ESTIMATORS)
         one_of("objective.kl.to", self.to, ("reference", "teacher"))
-        one_of("objective.kl.where", self.where, ("all", "wrong"))
+        one_of("objective.kl.rollouts", self.rollouts, ("all", "wrong"))
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ class KLReward:
                 f"objective.kl in the reward: proximal_logprob or {name} is nan for {missing} of "
                 f"{int(trainable.sum())} trainable tokens"
             )
-        if self.where == "wrong":
+        if self.rollouts == "wrong":
             trainable = trainable & ~forest.to_path(TRAJECTORY["correct"](forest), "R")
         outcome = penalised_outcome(forest.outcome, estimate, forest.path_trajectory, self.coef, where=trainable)
         return forest.replace(outcome=outcome)
@@ -301,25 +301,25 @@ class MirrorKl(Penalty):
     the step, or the rollout policy where the step has no other.
 
     coef         1 / t at the start of the run, t the step size of mirror descent
-    least, total_steps  of the control that divides it by 1 - k / total_steps, unless another is given: see `annealed`;
-                 least 1 leaves the coefficient as it is
+    min_step, total_steps  of the control that divides it by 1 - k / total_steps, unless another is given: see
+                 `annealed`; least 1 leaves the coefficient as it is
 
     Needs several updates a step: on the first it has no gradient.
     """
 
     slot = "objective.add.NAME"
     coef: Width = 1.0
-    least: float = 0.05
+    min_step: float = 0.05
     total_steps: int | None = None
 
     name = "mirror_kl"
     learns_from_equal_groups = True
 
     def __post_init__(self) -> None:
-        # `least` and `total_steps` are options of the default control; another kind of control replaces it whole
+        # `min_step` and `total_steps` are options of the default control; another kind of control replaces it whole
         kind = kind_of(annealed)
         if self.control is None or isinstance(self.control, kind):
-            object.__setattr__(self, "control", kind(least=self.least, total_steps=self.total_steps))
+            object.__setattr__(self, "control", kind(min_step=self.min_step, total_steps=self.total_steps))
 
     def quantity(self, forest: Forest, policy: PolicyTokens, entries: Tensor) -> Tensor:
         logprob = policy.logprob[entries]

@@ -171,15 +171,16 @@ class PreferencePairs(LabelTerm):
                      `signal.opponents` makes of it and earlier policies
     length_mean      score a trajectory by the mean over its tokens instead of the sum
     length_offset    added to the score, divided by the length: with 1 and `length_mean` (log policy + 1) / length
-    over, gamma      which turns the score is over, see `gxpo.algorithms.objectives.score_over`
+    turns, gamma      which turns the score is over, see `gxpo.algorithms.objectives.score_over`
     success_at       None: the verifier's verdict is the label; otherwise: outcome >= success_at
     success_weight   multiplies the loss of pairs whose better one is a success by that label; without pairs of
                      successes, and `failure_weight` of failures
     success_slope    multiplies beta in those pairs
-    by_gap           multiplies the loss of a pair by the difference of its two outcomes; not of pairs by verdict
+    weight_by_gap    multiplies the loss of a pair by the difference of its two outcomes; not of pairs by verdict
     gap_margin       adds to `margin` this times that difference
     least_gap        leaves out pairs whose outcomes differ by less; of groups all of whose pairs do, nothing is learned
-    verdict_first    of "ordered": a success is better than a failure whatever their outcomes, and `by_gap` is 1 there
+    verdict_first    of "ordered": a success is better than a failure whatever their outcomes, and `weight_by_gap` is 1
+                     there
     unpaired         trajectories of groups without a pair are set against score 0: h = s for a success, -s for others
     unpaired_beta    beta of these; None: `beta`
     unpaired_against  what they are set against: "zero", or "batch": the mean of their scores in the step, at least 0
@@ -205,7 +206,7 @@ class PreferencePairs(LabelTerm):
     success_at: float | None = None
     success_weight: Positive = 1.0
     success_slope: Positive = 1.0
-    by_gap: bool = False
+    weight_by_gap: bool = False
     verdict_first: bool = field(default=False, kw_only=True)
     unpaired: bool = False
     unpaired_beta: Positive | None = None
@@ -215,7 +216,7 @@ class PreferencePairs(LabelTerm):
     gap_margin: Width = field(default=0.0, kw_only=True)
     least_gap: Width = field(default=0.0, kw_only=True)
     length_offset: Annotated[float, Ge(0)] = field(default=0.0, kw_only=True)
-    over: Over = field(default="answer", kw_only=True)
+    turns: Over = field(default="answer", kw_only=True)
     gamma: Annotated[float, Interval(gt=0, le=1)] = field(default=1.0, kw_only=True)
     failure_weight: Positive = field(default=1.0, kw_only=True)
     unpaired_against: Literal["zero", "batch"] = field(default="zero", kw_only=True)
@@ -235,8 +236,10 @@ class PreferencePairs(LabelTerm):
             if option not in options_of(self.form):
                 forms = ", ".join(repr(form) for form in FORMS if option in options_of(form))
                 raise ConfigError(f"objective.{name} belongs to objective.form {forms}: leave one of the two out")
-        if self.by_gap and self.pairs == "verdict":
-            raise ConfigError("objective.by_gap weighs pairs of outcomes: set objective.pairs=ordered, or outcome")
+        if self.weight_by_gap and self.pairs == "verdict":
+            raise ConfigError(
+                "objective.weight_by_gap weighs pairs of outcomes: set objective.pairs=ordered, or outcome"
+            )
         if self.verdict_first and self.pairs != "ordered":
             raise ConfigError("objective.verdict_first orders pairs of outcomes: set objective.pairs=ordered")
         if self.form == "odds" and (self.reference != "none" or not self.length_mean):
@@ -244,7 +247,7 @@ class PreferencePairs(LabelTerm):
                 "objective.form 'odds' reads mean log-probs: set objective.reference=none, objective.length_mean=true"
             )
         for name, owner, has_owner in (
-            ("gamma", "over", self.over == "turns"),
+            ("gamma", "turns", self.turns == "turns"),
             ("failure_weight", "pairs=none", self.pairs == "none"),
             ("unpaired_against", "unpaired", self._scores_unpaired),
         ):
@@ -264,7 +267,7 @@ class PreferencePairs(LabelTerm):
         return self.unpaired or self.pairs == "none"
 
     def factors(self, forest: Forest) -> Tensor | None:
-        return factors(forest, self.over, self.gamma)
+        return factors(forest, self.turns, self.gamma)
 
     def _sides(self, forest: Forest) -> tuple[Tensor, Tensor]:
         """Better and worse members of the groups that have a compared one of each, [R] and [R] bool.
@@ -341,7 +344,7 @@ class PreferencePairs(LabelTerm):
             nll = one_side(mean_nll, left, right)
         gap = forest.outcome[left] - forest.outcome[right]
         factor = torch.ones_like(above.detach())
-        if self.by_gap:
+        if self.weight_by_gap:
             # outcomes of a success and a failure need not be in the verdict's order: no factor there
             factor = factor * torch.where(self._decided_by_verdict(forest, left, right), torch.ones_like(gap), gap)
         beta = torch.full_like(factor, self.beta)

@@ -265,7 +265,7 @@ class GroupVariance(SequenceLoss):
     """Group variance policy optimisation (GVPO): `group_variance` of the outcomes.
 
     standardise           compare z-scores (Reg-GRPO); 1 / beta is then the least std, in nats, that D is divided by
-    over                  of which turns D is, see `objectives.score_over`: "answer", all of them; "suffix", from
+    turns                 of which turns D is, see `objectives.score_over`: "answer", all of them; "suffix", from
                           that on in which the group parts; "parting", that one alone (REFUEL)
     ratio_over            what D is measured against: with "reference" the penalty's anchor does not move
 
@@ -275,12 +275,12 @@ class GroupVariance(SequenceLoss):
 
     beta: Positive = 0.1
     standardise: bool = False
-    over: Literal["answer", "suffix", "parting"] = "answer"
+    turns: Literal["answer", "suffix", "parting"] = "answer"
 
     learns_from_equal_groups = True
 
     def factors(self, forest: Forest) -> Tensor | None:
-        return factors(forest, self.over)
+        return factors(forest, self.turns)
 
     def loss(self, forest: Forest, policy: PolicyTokens, signals: Signals, x: Scores) -> tuple[Tensor, Figures]:
         loss = group_variance(

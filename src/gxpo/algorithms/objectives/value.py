@@ -41,7 +41,7 @@ def value_loss(
     form: Form = "mse",
     tau: float = 0.9,
     temperature: float = 1.0,
-    most: float = 100.0,
+    max_weight: float = 100.0,
 ) -> Tensor:
     """Value loss, elementwise, with u = target - value and z = u / temperature.
 
@@ -74,7 +74,7 @@ def value_loss(
     loss = u.square() / 2
     if form == "advantage_weighted":
         assert old is not None
-        return ((target - old) / temperature).exp().clamp_max(most) * loss
+        return ((target - old) / temperature).exp().clamp_max(max_weight) * loss
     if clip is None:
         return loss
     assert old is not None
@@ -95,7 +95,7 @@ class ValueRegression(TermPart):
     clip    None: no clip; of form "mse"
     form    the loss, see `value_loss`; under "bce" the head's output is the log-odds of a value in [0, 1], and its
             target the signal "value_logit_target" of credits that read it so (`option_values` with `logits`)
-    tau, temperature, most   of the forms that have them
+    tau, temperature, max_weight  of the forms that have them
     head    NAME of the head whose output is "value@NAME" and whose target "value_target@NAME"; None: the plain "value"
             and "value_target". Its figures are named after it too
     target  another name of the target's signal
@@ -111,7 +111,7 @@ class ValueRegression(TermPart):
     form: Form = "mse"
     tau: Annotated[float, Interval(gt=0, lt=1)] = 0.9
     temperature: Positive = 1.0
-    most: Positive = 100.0
+    max_weight: Positive = 100.0
 
     def __post_init__(self) -> None:
         if self.head == "" or self.target == "":
@@ -138,7 +138,7 @@ class ValueRegression(TermPart):
         old = signals[self._output][entries].detach().to(value) if self._reads_old else None
         if self.form == "bce" and bool(((target[entries] < 0) | (target[entries] > 1)).any()):
             raise GxpoError(f"{self._target} leaves [0, 1], where form bce has its targets: take another form")
-        options = {"form": self.form, "tau": self.tau, "temperature": self.temperature, "most": self.most}
+        options = {"form": self.form, "tau": self.tau, "temperature": self.temperature, "max_weight": self.max_weight}
         loss = value_loss(value, target[entries].to(value), old, self.clip, **options)
         return (scale_P[entries].to(value) * loss).sum(), self._figures(value, target[entries])
 

@@ -133,7 +133,7 @@ class AnswerBelief(SignalPart):
     action token's turn or segment; and "answer_confidence" [P]: exp(-mean entropy) over the answer's tokens
     after it. nan where no answer is known, or the token is in no segment.
 
-    at        "turn" | "segment" (of the forest's column; needs a segmenter)
+    unit      "turn" | "segment" (of the forest's column; needs a segmenter)
     cue       text between the rollout so far and the answer, in the form in which the policy answers
     reduce    see `answer_belief`
     answered  True: the last turn or segment of a trajectory gives the answer, and the belief after it is that before
@@ -152,7 +152,7 @@ class AnswerBelief(SignalPart):
     and belief_unknown, the share of trajectories that have none.
     """
 
-    at: Literal["turn", "segment"] = "turn"
+    unit: Literal["turn", "segment"] = "turn"
     cue: Annotated[str, MinLen(1)] = "\nThe answer is "
     reduce: Reduction = "exp_mean_log"
     answered: bool = False
@@ -160,11 +160,11 @@ class AnswerBelief(SignalPart):
     provides = ("belief_before", "belief_after", "answer_confidence")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "requires", ("segments",) if self.at == "segment" else ())
+        object.__setattr__(self, "requires", ("segments",) if self.unit == "segment" else ())
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         forest.need_ids("the belief in an answer")
-        unit = forest.path_step if self.at == "turn" else forest.ids("step", "segment", axis="P")
+        unit = forest.path_step if self.unit == "turn" else forest.ids("step", "segment", axis="P")
         continuations, continuation_R = self._continuations(forest, tools)
         is_probed_P = (continuation_R[forest.path_trajectory] >= 0) & (unit >= 0)
         unit = torch.where(is_probed_P, unit, -1)

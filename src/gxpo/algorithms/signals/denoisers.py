@@ -36,14 +36,14 @@ class Anchor(OwnModel):
 
     theta_anchor <- d theta_anchor + (1 - d) theta after each step, d = min(growth * (step - flat), most), at least 0
 
-    most    1 with `growth` 1: the anchor stays the policy that the run began with
+    max_decay  1 with `growth` 1: the anchor stays the policy that the run began with
 
     Costs a forward pass, and the trained parameters once more. Sources: AWM (0.001, 0.3), DiffusionNFT (0.001, 0.5; or
     flat 75 steps, then 0.0075 up to 0.999).
     """
 
     growth: Annotated[float, Ge(0)] = 0.001
-    most: Annotated[float, Interval(ge=0, le=1)] = 0.5
+    max_decay: Annotated[float, Interval(ge=0, le=1)] = 0.5
     flat: Annotated[int, Ge(0)] = 0
 
     provides = ("anchor_prediction",)
@@ -52,7 +52,7 @@ class Anchor(OwnModel):
         return {"anchor_prediction": self.model.outputs(forest, ("prediction",))["prediction"]}
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
-        decay = decay_at(tools.step, self.growth, self.most, self.flat)
+        decay = decay_at(tools.step, self.growth, self.max_decay, self.flat)
         self.model.follow(tools.learner, 1 - decay)
         return {"anchor_decay": decay}
 
@@ -69,14 +69,14 @@ class RewardBuffer(SignalPart):
     """Mean and population std of a task's newest outcomes, this step's included: "baseline" and "spread", both [R].
 
     window  how many of a task are stored
-    least   a task with fewer has the mean and std of the step's outcomes
+    min_rollouts  a task with fewer has the mean and std of the step's outcomes
 
     Unscored trajectories and those that are not compared are not stored. Source: DDPO's per-prompt statistics, arXiv
     2305.13301, and its code (16 and 16).
     """
 
     window: Annotated[int, Ge(1)] = 16
-    least: Annotated[int, Ge(1)] = 16
+    min_rollouts: Annotated[int, Ge(1)] = 16
     memory: TaskMemory = field(init=False, repr=False, compare=False)
 
     provides = ("baseline", "spread")
@@ -96,7 +96,7 @@ class RewardBuffer(SignalPart):
         out = torch.stack([mean, std], 1)
         for row, task in enumerate(forest.task):
             outcomes = torch.tensor([*self.memory.rows.get(task, []), *new_outcomes.get(task, [])], dtype=torch.float64)
-            if len(outcomes) >= self.least:
+            if len(outcomes) >= self.min_rollouts:
                 window = outcomes[-self.window :]
                 out[row] = torch.stack([window.mean(), window.std(correction=0)])
         return {"baseline": out[:, 0], "spread": out[:, 1]}

@@ -34,7 +34,11 @@ def mean_logprob(forest: Forest, learner: Learner) -> Tensor:
     return learner.outputs(forest, ("mean_logprob",))["mean_logprob"]
 
 
-@part("layer_logprob", stage="signal", gives=lambda layer, normed, **_: {Output("logprob", layer, normed=normed): "P"})
+@part(
+    "layer_logprob",
+    stage="signal",
+    gives=lambda layer, final_norm, **_: {Output("logprob", layer, normed=final_norm): "P"},
+)
 def layer_logprob(
     forest: Forest,
     learner: Learner,
@@ -42,7 +46,7 @@ def layer_logprob(
     *,
     layer: Annotated[int, Ge(1)] | Annotated[float, Interval(gt=0, le=1)] = 0.15,
     steps: Annotated[int, Ge(0)] | None = None,
-    normed: bool = True,
+    final_norm: bool = True,
 ) -> Tensor:
     """Signal "logprob@LAYER" [P]: log-probs by softmax(head(norm(h))), h the hidden state after that layer
     ("unnormed_logprob@LAYER": softmax(head(h))), with the policy as it is at the start of the step; nan in every step
@@ -50,11 +54,11 @@ def layer_logprob(
 
     layer  from 1, or a share of the depth above 0, up to 1.0 (0.15 of 36 layers is layer 5; of 3, layer 1)
     steps  of the trainer, from the first; None: all
-    normed whether the head reads the state after the final norm
+    final_norm  whether the head reads the state after the final norm
 
     Costs a forward pass of the step while it lasts.
     """
-    name = Output("logprob", layer, normed=normed)
+    name = Output("logprob", layer, normed=final_norm)
     # nan means unknown to the parts that read it; the forward pass is saved.
     if steps is not None and step > steps:
         return torch.full((forest.n_entries,), torch.nan, dtype=torch.float64)

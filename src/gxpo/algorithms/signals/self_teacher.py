@@ -97,7 +97,7 @@ class SelfTeacher(OwnModel):
 
     rate      0: the policy at the beginning of the run; 1: the policy at the start of the step
     top_k     no more than the vocabulary has; of a support, its size
-    of        "all" rollouts that have a peer, or those that have "failed"
+    rollouts  "all" rollouts that have a peer, or those that have "failed"
     template  the prompt, of a chat the user's last message: {prompt} is the old one, {solution} the peer's text.
               "" for a policy that reads no instructions: the peer's whole rollout, with its prompt, goes before the
               prompt, token ids as they are. The same holds in episodes, where a prompt is given as token ids, and where
@@ -113,7 +113,7 @@ class SelfTeacher(OwnModel):
 
     rate: Annotated[float, Interval(ge=0, le=1)] = 0.05
     top_k: Annotated[int, Ge(1)] = 100
-    of: Literal["all", "failed"] = "all"
+    rollouts: Literal["all", "failed"] = "all"
     template: str = "{prompt}\n\nCorrect solution:\n\n{solution}\n\nNow solve the question correctly."
     hide: str = r"<think>.*?</think>\s*"
 
@@ -138,7 +138,7 @@ class SelfTeacher(OwnModel):
         peer = first_other(is_correct, forest.ids("group", axis="R"))
         is_taught = forest.scored & (peer >= 0)
         # Successes need no correction, only failures are taught.
-        if self.of == "failed":
+        if self.rollouts == "failed":
             is_taught &= forest.success <= 0.5
         rows, n = is_taught.nonzero().squeeze(1), forest.n_entries
         # No group has a right rollout to show: no teacher anywhere, in the shapes of a step that has.

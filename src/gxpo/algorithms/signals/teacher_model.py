@@ -29,7 +29,7 @@ class TeacherModel(SignalPart):
     likeliest ids, "teacher_logprob" [P, K + 1], their log-probs and that of all others together, "teacher_entropy" [P]
     (nats) and "teacher_token_logprob" [P], its log-prob of the token itself.
 
-    of     name of the model: "teacher" is `teacher.model`, others are in `teacher.models`
+    model  name of the model: "teacher" is `teacher.model`, others are in `teacher.models`
     top_k  no more than the vocabulary has
 
     The teacher reads the rollouts as the policy does, token ids as they are, so the tokenizers must be equal;
@@ -38,7 +38,7 @@ class TeacherModel(SignalPart):
     memory.
     """
 
-    of: str = "teacher"
+    model: str = "teacher"
     top_k: Annotated[int, Ge(1)] = 100
     memory: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
@@ -47,10 +47,10 @@ class TeacherModel(SignalPart):
     @property
     def external(self) -> tuple[str, ...]:
         """Names of the models of the section `teacher` that it reads."""
-        return (self.of,)
+        return (self.model,)
 
     def bind(self, tools: SignalTools) -> None:
-        self.memory["model"] = model = tools.external(self.of)
+        self.memory["model"] = model = tools.external(self.model)
         # A checksum of the weights: resuming under another teacher would change the target in silence.
         weights = ((name, p.detach()) for name, p in model.model.named_parameters())
         sums = sorted((n, float((p if has_float64(p.device) else p.cpu()).double().sum())) for n, p in weights)
@@ -78,6 +78,6 @@ class TeacherModel(SignalPart):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.get("crc") != self.memory.get("crc"):
             raise CheckpointError(
-                f"teacher {self.of} has other weights than the one that this run began with: restore it, or start "
+                f"teacher {self.model} has other weights than the one that this run began with: restore it, or start "
                 "another run (init_from takes this one's parameters)"
             )

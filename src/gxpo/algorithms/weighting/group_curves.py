@@ -167,9 +167,9 @@ def ramp(
     *,
     hard: float = 1 / 3,
     easy: float = 2 / 3,
-    least: Annotated[float, Interval(ge=0, le=1)] = 0.5,
+    min_weight: Annotated[float, Interval(ge=0, le=1)] = 0.5,
 ) -> Tensor:
-    """Linear ramp: 1 up to a mean of `hard`, down to `least` from `easy` on (VITAL's DGRPO).
+    """Linear ramp: 1 up to a mean of `hard`, down to `min_weight` from `easy` on (VITAL's DGRPO).
 
     size  compared trajectories; 1 without one
 
@@ -179,7 +179,7 @@ def ramp(
     >>> ramp(torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5]), torch.ones(5), hard=1.0, easy=2.0).tolist()
     [1.0, 1.0, 0.75, 0.5, 0.5]
     """
-    weight = least + (1.0 - least) * ((easy - mean.to(torch.float64)) / (easy - hard)).clamp(0.0, 1.0)
+    weight = min_weight + (1.0 - min_weight) * ((easy - mean.to(torch.float64)) / (easy - hard)).clamp(0.0, 1.0)
     return torch.where(size > 0, weight, 1.0)
 
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class TokenWeight(ScoreWeight):
     """Token or trajectory weight by a score: w = keep(score) within a scope, a 0/1 mask or a factor.
 
-    by       the score: a signal ("entropy", ...), a column ("credit", "outcome", "version", ...), "mean_NAME" (a token
+    score    the score: a signal ("entropy", ...), a column ("credit", "outcome", "version", ...), "mean_NAME" (a token
              column's mean over its trajectory), a name in `gxpo.algorithms.weighting.scores`, or a function of columns
-    keep     a function in `weighting.token_curves` by name, `file.py:function` or a function: of the score, and of
+    curve    a function in `weighting.token_curves` by name, `file.py:function` or a function: of the score, and of
              other columns by the names of its parameters (`gxpo.algorithms.weighting.columns`)
     unit     what is kept or weighed: each "token", or each "trajectory" with all of its tokens
     scope    compared with those of the "batch" (the step), of its "group", or of its "trajectory"
@@ -38,16 +38,16 @@ class TokenWeight(ScoreWeight):
     consequence.
     """
 
-    by: Any = "entropy"
-    keep: Any = "above_quantile"
+    score: Any = "entropy"
+    curve: Any = "above_quantile"
     unit: Literal["token", "trajectory"] = "token"
     scope: Literal["batch", "group", "trajectory"] = "batch"
     sign: Literal["all", "positive", "nonzero"] = "all"
     options: Mapping[str, Any] = field(default_factory=dict)
 
     functions: ClassVar[Mapping[str, tuple[str, bool]]] = {
-        "by": (SCORES, True),
-        "keep": ("gxpo.algorithms.weighting.token_curves", False),
+        "score": (SCORES, True),
+        "curve": ("gxpo.algorithms.weighting.token_curves", False),
     }
 
     @torch.no_grad()
@@ -55,10 +55,10 @@ class TokenWeight(ScoreWeight):
         # tokens that are not trained keep the weight 1: the columns hold trained ones alone
         columns = Columns(forest, credit, signals, self.scope, step, self.sign == "nonzero")
         axis = "R" if self.unit == "trajectory" else "P"
-        score = columns.score_values(self.by, axis, self.options)
-        weight = self.apply(self.keep, columns.arguments_of(self.keep, axis, score))
+        score = columns.score_values(self.score, axis, self.options)
+        weight = self.apply(self.curve, columns.arguments_of(self.curve, axis, score))
         unit = "trajectory" if axis == "R" else "trained token"
-        weight = expect(weight, score.shape, "keep of token_weight", self.keep, unit).to(torch.float64)
+        weight = expect(weight, score.shape, "curve of token_weight", self.curve, unit).to(torch.float64)
         if axis == "R":
             weight = forest.to_path(weight, "R")
         else:

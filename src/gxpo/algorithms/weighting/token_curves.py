@@ -204,13 +204,13 @@ def top_scaled(
     compared: Tensor,
     *,
     share: Share = 0.4,
-    least: Annotated[float, Interval(ge=0, le=1)] = 0.9,
+    min_scale: Annotated[float, Interval(ge=0, le=1)] = 0.9,
 ) -> Tensor:
     """The ceil(share * length) tokens of largest score of each trajectory, scaled by its mean score; else 0 (VPPO).
 
     share  of equal ones the earlier are kept; the loss shrinks with it
-    least  scale of the trajectory of smallest mean: least + (1 - least) u / mean u, u the mean score brought to [0, 1]
-           by the extremes of compared trajectories, over which the mean scale is 1; 1 for all where they are equal
+    min_scale  scale of the trajectory of smallest mean: min_scale + (1 - min_scale) u / mean u, u the mean score
+           brought to [0, 1] by the extremes of compared trajectories; their mean scale is 1, or all if they are equal
 
     By "dependency" on what the policy was shown. The paper scales the credit: with a surrogate that is linear in it, as
     clips are, weighting the loss is the same. Source: VPPO, arXiv 2510.09285, and its code.
@@ -221,7 +221,7 @@ def top_scaled(
     unit = ((mean - low) / torch.where(flat, 1.0, high - low)).clamp(0.0, 1.0)
     # each trajectory counts once in the mean, whatever its length
     mean_unit = grouped.mean(unit, one_group, compared, weight=1.0 / length)
-    scale = torch.where(flat, 1.0, least + (1 - least) * unit / torch.where(flat, 1.0, mean_unit))
+    scale = torch.where(flat, 1.0, min_scale + (1 - min_scale) * unit / torch.where(flat, 1.0, mean_unit))
     is_kept = largest(x, trajectory, (share * length - 1e-9).ceil(), torch.ones_like(compared))
     return is_kept * scale
 
@@ -424,12 +424,12 @@ def relative_entropy(
     scope: Tensor,
     counts: Tensor,
     *,
-    least: Annotated[float, Interval(ge=0, le=1)] = 0.1,
-    most: Annotated[float, Ge(1)] = 10.0,
+    min_weight: Annotated[float, Interval(ge=0, le=1)] = 0.1,
+    max_weight: Annotated[float, Ge(1)] = 10.0,
 ) -> Tensor:
-    """Mean score of the scope / score, clipped to [least, most] (EDGE-GRPO: confident answers count more).
+    """Mean score of the scope / score, clipped to [min_weight, max_weight] (EDGE-GRPO: confident answers count more).
 
-    least, most  0 and .inf: none, and an answer without any entropy is an error
+    min_weight, max_weight  0 and .inf: none, and an answer without any entropy is an error
 
     1 where the score is the mean (to 1e-5 nats), also at 0, and where none counts. Source: arXiv 2507.21848.
 
@@ -441,7 +441,7 @@ def relative_entropy(
     mean = grouped.mean(entropy, scope, counts)
     # within the error of two forward passes of the mean: otherwise 0 / 0, or noise over noise
     is_mean = ((entropy - mean).abs() <= grouped.FORWARD) | (grouped.count(scope, counts) == 0)
-    return torch.where(is_mean, 1.0, mean / torch.where(is_mean, 1.0, entropy)).clamp(least, most)
+    return torch.where(is_mean, 1.0, mean / torch.where(is_mean, 1.0, entropy)).clamp(min_weight, max_weight)
 
 
 def stretched(x: Tensor, scope: Tensor, counts: Tensor, *, alpha: Factor = 1.4) -> Tensor:

@@ -57,12 +57,12 @@ def malformed(errors: Sequence[Sequence[str]]) -> Tensor:
 class Feature(Formula, RewardPart):
     """Bonus for a feature (`reward.add`): coef * sign * x, x from 0 to 1 the feature of an attempt.
 
-    of     feature in `rewards.feature` or `file.py:function`, with its options beside it: matches(pattern),
+    feature  feature in `rewards.feature` or `file.py:function`, with its options beside it: matches(pattern),
            component(component), several_tools(least), malformed
     coef   below 0: a penalty
     sign   "fixed": 1; "contrast": 1 in a group in which attempts with the feature are right more often than those
            without, by more than `eps`; -1 where they are so less often; 0 between, and where either kind is missing
-    only   "correct": wrong attempts have 0
+    answers  "correct": wrong attempts have 0
     until  share of right attempts: groups above it have 0
 
     "contrast" compares shares of few attempts: of 4 with and 4 without, one verdict moves the gap by 0.25. A feature
@@ -74,20 +74,20 @@ class Feature(Formula, RewardPart):
       Tool-Star    of several_tools, coef 0.1, only correct                    arXiv 2505.16410
     """
 
-    of: Any = "matches"
+    feature: Any = "matches"
     coef: float = 1.0
     sign: Literal["fixed", "contrast"] = "fixed"
     eps: Annotated[float, Ge(0)] = 0.0
-    only: Literal["any", "correct"] = "any"
+    answers: Literal["any", "correct"] = "any"
     until: Annotated[float, Interval(gt=0, le=1)] = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    functions: ClassVar[Mapping[str, tuple[str, bool]]] = {"of": ("gxpo.environments.rewards.feature", False)}
+    functions: ClassVar[Mapping[str, tuple[str, bool]]] = {"feature": ("gxpo.environments.rewards.feature", False)}
 
     @property
     def reads_texts(self) -> bool:
         """True if the feature declares `texts`, so that the trainer decodes the actions."""
-        return "texts" in signature(self.of).columns
+        return "texts" in signature(self.feature).columns
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -96,14 +96,14 @@ class Feature(Formula, RewardPart):
 
     @torch.no_grad()
     def __call__(self, forest: Forest) -> Tensor:
-        feature_R = self.apply(self.of, columns_for(self.of, forest, "reward.add.feature")).to(torch.float64)
+        feature_R = self.apply(self.feature, columns_for(self.feature, forest, "reward.add.feature")).to(torch.float64)
         is_paid_R = torch.ones_like(forest.scored)
         # Verdicts are read only where a setting needs them: a plain bonus also works on tasks without a verifier.
-        if self.only == "correct" or self.sign == "contrast" or self.until < 1:
+        if self.answers == "correct" or self.sign == "contrast" or self.until < 1:
             correct_R, group = verdicts(forest, "feature"), forest.ids("group", axis="R")
             counts_R = forest.compared & forest.scored
             success_share_R = grouped.mean(correct_R, group, counts_R)
-            is_paid_R = (success_share_R <= self.until + 1e-9) & (correct_R if self.only == "correct" else is_paid_R)
+            is_paid_R = (success_share_R <= self.until + 1e-9) & (correct_R if self.answers == "correct" else is_paid_R)
             if self.sign == "contrast":
                 # The sign depends on whether those with the feature are right more often than those without.
                 feature_R = feature_R * _gap_sign(feature_R > 0, correct_R, group, counts_R, self.eps)

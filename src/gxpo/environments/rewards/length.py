@@ -59,7 +59,7 @@ class Length(RewardPart):
                 "inverse": what an answer of one token loses
     shape       "linear": -coef * length / scale; "triangle": see there; "inverse": -coef / length, a trap (`rlsp`)
     scale       "limit": max_length, the same for all; "longest": the longest correct answer of the trajectory's group
-    of          "correct": wrong answers lose nothing, so that a group of wrong answers has no contrast of its own and a
+    answers     "correct": wrong answers lose nothing, so that a group of wrong answers has no contrast of its own and a
                 short wrong answer gains nothing; "all": every answer; "all_right_groups": answers of groups in which
                 all compared ones are right, so that length counts where nothing else is left to learn
     max_length  tokens at which generation stops; None: the trainer fills in sampling.max_new_tokens
@@ -73,7 +73,7 @@ class Length(RewardPart):
 
     coef: float = 0.5
     scale: Literal["limit", "longest"] = "limit"
-    of: Literal["correct", "all", "all_right_groups"] = "correct"
+    answers: Literal["correct", "all", "all_right_groups"] = "correct"
     max_length: int | None = None
     shape: Literal["linear", "triangle", "inverse"] = "linear"
     budget: Annotated[float, Gt(0)] | None = None
@@ -92,11 +92,11 @@ class Length(RewardPart):
         length, group = forest.lengths().to(torch.float64), forest.ids("group", axis="R")
         is_paid_R = torch.ones_like(forest.scored)
         scales_by_longest = self.shape == "linear" and self.scale == "longest"
-        correct_R = verdicts(forest, "length") if self.of != "all" or scales_by_longest else is_paid_R
+        correct_R = verdicts(forest, "length") if self.answers != "all" or scales_by_longest else is_paid_R
         # Which answers are paid at all.
-        if self.of == "correct":
+        if self.answers == "correct":
             is_paid_R = correct_R
-        elif self.of == "all_right_groups":
+        elif self.answers == "all_right_groups":
             is_paid_R = correct_R & (grouped.min(correct_R, group, forest.compared & forest.scored) >= 1)
         # The value of each answer, in the shape that is set.
         if self.shape == "triangle":

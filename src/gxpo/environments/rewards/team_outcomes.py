@@ -15,8 +15,8 @@ from gxpo.forest import grouped
 def family_format(outcome: Tensor, turns: Turns, *, accuracy: float = 0.9, gate: bool = False) -> Tensor:
     """Outcome with format (MATPO): accuracy * outcome + (1 - accuracy) (lead / 2 + mean of the others' turns / 2).
 
-    The step reward of a turn (`rollout.pays: role`) says whether its format is right; the lead's is that of its last
-    turn, and the lead the role that begins. Without other turns their half is 0.
+    The step reward of a turn (`rollout.reward_scope: role`) says whether its format is right; the lead's is that of its
+    last turn, and the lead the role that begins. Without other turns their half is 0.
 
     gate  no format counts unless the outcome is 1
 

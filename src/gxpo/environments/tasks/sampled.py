@@ -91,7 +91,7 @@ class ColumnLevels(_Levels):
         for task in tasks:
             if not has_cell(task.info, column):
                 columns = ", ".join(task.info) or "none"
-                raise TaskError(f"{label}: {task.id!r} has no column {column!r} (tasks.sampler.by), but {columns}")
+                raise TaskError(f"{label}: {task.id!r} has no column {column!r} (tasks.sampler.key), but {columns}")
             tasks_by_level.setdefault(_hashable(cell(task.info, column)), []).append(task)
         # JSON gives numbers and texts in one column: numbers first, each kind in its order
         level_values = list(map(_hashable, levels)) or sorted(tasks_by_level, key=lambda x: (isinstance(x, str), x))
@@ -308,13 +308,13 @@ def sample_by_rates(
 ) -> SampledTasks:
     """Put a source under a sampler, by task or by level.
 
-    level_source  makes a source for a value of the option `sampler.by`; None if the source has no options
+    level_source  makes a source for a value of the option `sampler.key`; None if the source has no options
     Raises TaskError where no success rate can be measured, since no task and no level is met twice.
     """
     label = f"task {task!r}"
     # a user's source may have a list of its tasks under either name, or none
     pool_tasks = getattr(source, "training", None) or getattr(source, "pool_tasks", None)
-    by, levels = sampler.by, list(sampler.levels)
+    by, levels = sampler.key, list(sampler.levels)
     if pool_tasks:
         arms = EachTask(pool_tasks, seed) if by == "id" else ColumnLevels(pool_tasks, by, levels, label, seed)
         return SampledTasks(source, sampler, arms)
@@ -322,7 +322,7 @@ def sample_by_rates(
     if by == "id" or not levels:
         way = (
             "set tasks.options.pool to train on that many, or key the sampler by an option of it: "
-            "tasks.sampler.by=digits and tasks.sampler.levels=[1,2,3]"
+            "tasks.sampler.key=digits and tasks.sampler.levels=[1,2,3]"
             if level_source is not None
             else "set tasks.options.pool to train on that many instances"
         )
@@ -330,6 +330,6 @@ def sample_by_rates(
     if level_source is None:
         raise TaskError(
             f"{label} has no option to key a sampler by: set tasks.options.pool to draw from that many instances, by "
-            "id or by a level that their world says (tasks.sampler.by=level)"
+            "id or by a level that their world says (tasks.sampler.key=level)"
         )
     return SampledTasks(source, sampler, OptionLevels(by, {level: level_source(level) for level in levels}, seed))

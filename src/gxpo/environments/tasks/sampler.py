@@ -42,7 +42,7 @@ class SamplerOptions:
     uniform   share of the draws in which all tasks are equally likely
     discount  what earlier verdicts of a task count for at each further visit, since the policy has moved
     prior     verdicts, half of them right, that a rate begins with: 2 gives the mean of Beta(1 + right, 1 + wrong)
-    by        what is measured and drawn: each task by its "id", or a level: a column of the list, or an option of a
+    key       what is measured and drawn: each task by its "id", or a level: a column of the list, or an option of a
               source that generates tasks
     levels    values of that option or column, easiest first; of a column by default all there are
     window    visits of which `recent` is the mean
@@ -52,7 +52,7 @@ class SamplerOptions:
     uniform: Annotated[float, Interval(ge=0, le=1)] = 0.0
     discount: Annotated[float, Interval(ge=0, le=1)] = 0.8
     prior: Annotated[float, Ge(0)] = 2.0
-    by: str = "id"
+    key: str = "id"
     levels: tuple[Any, ...] = ()
     window: Annotated[int, Ge(1)] = 3
     epochs: bool = False
@@ -89,10 +89,10 @@ class TaskSampler(FunctionPart):
     def __post_init__(self) -> None:
         super().__post_init__()
         options: Any = self
-        if options.epochs and (options.uniform or options.by != "id"):
+        if options.epochs and (options.uniform or options.key != "id"):
             raise ConfigError(
                 "tasks.sampler.epochs=true draws every task that has a weight, by id: set tasks.sampler.uniform=0 and "
-                "tasks.sampler.by=id"
+                "tasks.sampler.key=id"
             )
 
     @property

@@ -72,7 +72,7 @@ class Shapes(PicturedTasks):
     noise      how far any value of a pixel may be off
     blank      the picture is grey, whatever is asked: what the question alone gives
     shuffled   the picture is another task's
-    told       share of training tasks whose text gives the answer away; held-out tasks never do
+    leak_share  share of training tasks whose text gives the answer away; held-out tasks never do
 
     A quarter of all pictures is held out. `info["kind"]` is the kind of an answer: "choice", "number" or "box".
     """
@@ -83,22 +83,28 @@ class Shapes(PicturedTasks):
     noise: int = 10
     blank: bool = False
     shuffled: bool = False
-    told: float = 0.0
+    leak_share: float = 0.0
 
     name: ClassVar[str] = "shapes"
     scorer_name: ClassVar[str] = "shapes"
     scorer = staticmethod(score)
     reward_default: ClassVar[str] = "correct"
     options: ClassVar[Mapping[str, Any]] = {
-        "questions": (list, tuple), "cell": int, "noise": int, "blank": bool, "shuffled": bool, "told": (int, float),
+        "questions": (list, tuple), "cell": int, "noise": int, "blank": bool, "shuffled": bool,
+        "leak_share": (int, float),
     }  # fmt: skip
 
     def __post_init__(self) -> None:
         for question in self.questions:
             if question not in QUESTIONS:
                 raise TaskError(f"shapes: no question {question!r}{did_you_mean(str(question), QUESTIONS)}")
-        if not self.questions or not 2 <= self.cell <= 64 or not 0 <= self.noise <= 100 or not 0 <= self.told <= 1:
-            raise TaskError("shapes: questions must not be empty, cell is 2 to 64, noise 0 to 100, told 0 to 1")
+        if (
+            not self.questions
+            or not 2 <= self.cell <= 64
+            or not 0 <= self.noise <= 100
+            or not 0 <= self.leak_share <= 1
+        ):
+            raise TaskError("shapes: questions must not be empty, cell is 2 to 64, noise 0 to 100, leak_share 0 to 1")
 
     def numbered(self, number: int) -> Task:
         """The task of a number, with its picture."""
@@ -129,13 +135,13 @@ class Shapes(PicturedTasks):
         return list(ANSWERS[question])
 
     def draw(self, n: int, step: int) -> list[Task]:
-        """Draw `n` training tasks, a share `told` of them with the answer in their text."""
+        """Draw `n` training tasks, a share `leak_share` of them with the answer in their text."""
         return [self._with_answer_in_text(task) for task in super().draw(n, step)]
 
     def _with_answer_in_text(self, task: Task) -> Task:
         # a stream beside that of the picture: the task is the same with and without the leak
         random = np.random.Generator(np.random.Philox((1 << 63) + task.info["number"]))
-        if not random.random() < self.told:
+        if not random.random() < self.leak_share:
             return task
         text = f"{task.answer}. {QUESTIONS[task.info['question']]}"
         return Task(task.id, picture_prompt(picture_of(task), text), task.answer, {**task.info, "told": True})

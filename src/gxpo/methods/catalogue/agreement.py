@@ -18,9 +18,9 @@ ttrl = Definition(
     code="PRIME-RL/TTRL@3e2cc9376dc7486256f6021b37c4353d0e1abe2b verl/verl/workers/reward_manager/ttrl.py "
     "verl/verl/utils/reward_score/ttrl/auto_verify.py verl/examples/ttrl/aime.sh",
     keys={
-        "rollout": "again",
-        "rollout.when": "always",
-        "rollout.how": "voters",
+        "rollout": "retry",
+        "rollout.retry_if": "always",
+        "rollout.retry_with": "voters",
         "rollout.keep": "numbered",
         "reward": "majority_vote",
     },
@@ -77,9 +77,9 @@ ttrv = Definition(
     "verl/verl/utils/reward_score/ttrl/ttt_metrics.py verl/verl/utils/reward_score/ttrl/auto_extract.py "
     "verl/examples/ttrv/run.sh",
     keys={
-        "rollout": "again",
-        "rollout.when": "always",
-        "rollout.how": "voters",
+        "rollout": "retry",
+        "rollout.retry_if": "always",
+        "rollout.retry_with": "voters",
         "rollout.keep": "numbered",
         "reward": "majority_vote",
         "scoring.options": {"majority_vote": {"reward": "frequency", "alike": "equal", "missing": "together"}},

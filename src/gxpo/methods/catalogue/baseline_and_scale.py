@@ -111,8 +111,8 @@ mc_grpo = Definition(
         "credit.scale": "median_absolute",
         "credit.eps": 1e-3,
         "weight.drop_median": "token_weight",
-        "weight.drop_median.by": "outcome",
-        "weight.drop_median.keep": "drop_median",
+        "weight.drop_median.score": "outcome",
+        "weight.drop_median.curve": "drop_median",
         "weight.drop_median.unit": "trajectory",
         "weight.drop_median.scope": "group",
     },
@@ -269,7 +269,7 @@ pvpo = Definition(
     Choices. The paper (version 3) measures before training begins; here a task's M reference answers are drawn at its
     first visit, which is the same while the reference does not move; V is kept with the checkpoint. M is the base's 8:
     the paper has as many as rollouts, 5 or 16. Every 500 of its 1,000 steps it renews the reference; a later version
-    does not, nor does this. Sampling from the reference takes adapters (`learner.lora_rank`); with `rollout.of:
+    does not, nor does this. Sampling from the reference takes adapters (`learner.lora_rank`); with `rollout.policy:
     current` the policy of a task's first visit is measured instead. The data filter (tasks that the reference always
     solves left out; in groups of tasks that it never solves a larger model's right answer in the place of one rollout,
     its ratio over that model) is not part of this. As the policy gets better than V, advantages drift upwards. Its
@@ -281,9 +281,9 @@ pvpo = Definition(
         "credit.center": "baseline",
         "credit.scale": "none",
         "rollout": "baseline_rollouts",
-        "rollout.of": "reference",
+        "rollout.policy": "reference",
         "rollout.baselines": 8,
-        "rollout.once": True,
+        "rollout.cache": True,
         "signal.rollout_baseline": "rollout_baseline",
     },
     paper_defaults={"rollout.baselines": 16, "rollout.group_size": 16, "tasks.per_step": 32, "optim.lr": 1e-6},
@@ -339,7 +339,7 @@ aapo = Definition(
         "credit.add.clipped_gap.low": -0.2,
         "credit.add.clipped_gap.high": 0.28,
         "rollout": "baseline_rollouts",
-        "rollout.of": "reference",
+        "rollout.policy": "reference",
         "rollout.baselines": 0,
         "signal.rollout_baseline": "rollout_baseline",
         "signal.rollout_baseline.paired": True,
@@ -413,8 +413,8 @@ psr_nsr = Definition(
         "credit.center": "none",
         "credit.scale": "none",
         "weight.by_sign": "token_weight",
-        "weight.by_sign.by": "credit",
-        "weight.by_sign.keep": "by_sign",
+        "weight.by_sign.score": "credit",
+        "weight.by_sign.curve": "by_sign",
         "weight.by_sign.positive": 0.1,
         "objective.aggregate": "token_mean",
     },

@@ -50,8 +50,8 @@ gdpo_multi = Definition(
 
     Choices. Weights are by name (`credit.weights: {correct: 1.0, format: 0.5}`); without any, every component has
     weight 1. The two official ports differ: TRL's normalises over the batch's trajectories (ours), verl's over its
-    tokens, which weighs long answers more (`credit.over: tokens`). With one reward the batch normalisation is left out,
-    as in TRL.
+    tokens, which weighs long answers more (`credit.batch_unit: tokens`). With one reward the batch normalisation is
+    left out, as in TRL.
     """,
     cite="liu2026gdpomulti",
     evidence="reference-code",
@@ -146,8 +146,8 @@ polychromic = Definition(
 
     Choices. Sets have 2 members (the paper's number is open in our source), so that small groups have many. The mean is
     over all of them, in closed form, where the paper draws a few. Attempts are different where their tokens are; for
-    texts a level such as `credit.same: info.answer` says more. The group is the branching state: vine sampling at later
-    states, and GAE elsewhere, are not built. The paper's KL per state is `objective.kl.coef`.
+    texts a level such as `credit.identity: info.answer` says more. The group is the branching state: vine sampling at
+    later states, and GAE elsewhere, are not built. The paper's KL per state is `objective.kl.coef`.
     """,
     cite="hamid2025polychromic",
     evidence="secondary",

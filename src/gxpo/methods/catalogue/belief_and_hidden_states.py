@@ -56,7 +56,7 @@ grpo_vps = Definition(
         "credit.add.progress.value": "belief",
         "credit.add.progress.factor": 1.2,
         "signal.answer_belief": "answer_belief",
-        "signal.answer_belief.at": "segment",
+        "signal.answer_belief.unit": "segment",
         "signal.answer_belief.reduce": "joint",
     },
     paper_defaults={"rollout.group_size": 8, "optim.lr": 1e-6},
@@ -89,7 +89,7 @@ spae = Definition(
         "segment.text": ".\n\n",
         "credit": "step_potential",
         "signal.answer_belief": "answer_belief",
-        "signal.answer_belief.at": "segment",
+        "signal.answer_belief.unit": "segment",
         "signal.answer_belief.cue": "\n**Final Answer**\n\\boxed{",
         "signal.answer_belief.reduce": "mean_prob",
     },
@@ -108,8 +108,8 @@ verl_rank = Definition(
     Choices. Usual is an average over the steps before, begun with the first step's means (rate 0.3, as the script;
     yaml: 0.7); the code begins it at 0 and moves it a step late, so that all deviations of its second step are +-5.
     Every token of an answer has the bonus, as the paper says; the code adds it to the last token alone
-    (`credit.add.bonus.at: last`). The last layer's states. Answers shorter than 80 tokens have ERV = ERA = 0. Nothing
-    to do with the framework verl.
+    (`credit.add.bonus.position: last`). The last layer's states. Answers shorter than 80 tokens have ERV = ERA = 0.
+    Nothing to do with the framework verl.
     """,
     cite="huang2025verlrank",
     evidence="reference-code",
@@ -144,8 +144,8 @@ hicra = Definition(
         "segment": "spans",
         "segment.patterns": (as_pattern(PLANNING),),
         "weight.labelled": "token_weight",
-        "weight.labelled.by": "label",
-        "weight.labelled.keep": "raised",
+        "weight.labelled.score": "label",
+        "weight.labelled.curve": "raised",
     },
     paper_defaults={"credit.scale": "none"},
 )
@@ -175,8 +175,8 @@ avatar_tas = Definition(
         "signal.newest_mean.prior": 0.0,
         "signal.newest_mean.window": 20,
         "weight.u_shape": "token_weight",
-        "weight.u_shape.by": "position",
-        "weight.u_shape.keep": "u_shape",
+        "weight.u_shape.score": "position",
+        "weight.u_shape.curve": "u_shape",
         "objective.ratio_over": "behaviour",
     },
     paper_defaults={"rollout.group_size": 4, "rollout.replays": 4, "rollout.min_stored": 4},

@@ -11,13 +11,13 @@ ippo = Definition(
     Choices. From a third party's code (uoe-agents/epymarl@cbc38c09 ppo_learner.py), which has 5-step returns in the
     place of GAE. One policy and one head in all seats, and the agent's name in what it reads; heads for each role are
     `credit.roles`, with a `value_regression` of `head: ROLE` for each; policies for each are `rollout.policy:
-    per_role`. The team's reward is the mean of all agents' sums, paid with the last action (`rollout.pays`).
+    per_role`. The team's reward is the mean of all agents' sums, paid with the last action (`rollout.reward_scope`).
     """,
     cite="dewitt2020ippo",
     evidence="secondary",
     keys={
         "rollout": "seats",
-        "rollout.pays": "team",
+        "rollout.reward_scope": "team",
         "credit": "gae",
         "credit.lam": 0.95,
         "objective.add.value": "value_regression",
@@ -70,8 +70,8 @@ hasac = Definition(
     keys={
         "rollout": "seats",
         "update": "turns_reversed",
-        "update.by": "agent",
-        "update.old": "step",
+        "update.unit": "agent",
+        "update.old_policy": "step",
         "objective.entropy.coef": 0.01,
     },
     cost="an optimiser step and a forward pass for each role",
@@ -84,16 +84,16 @@ parco = Definition(
     L = -mean A log policy(a) over the actions that were carried out
 
     Choices. Authors' code, but for one thing: there the log-probs of overridden actions are trained with the reward of
-    what they did not do; here they have no gradient. `rollout.conflict` has its other rules (first, random, closest);
-    a world says what is claimed (`claims`; cells in `paths`). Its decoder is an architecture of its own.
+    what they did not do; here they have no gradient. `rollout.conflict_rule` has its other rules (first, random,
+    closest); a world says what is claimed (`claims`; cells in `paths`). Its decoder is an architecture of its own.
     """,
     cite="berto2024parco",
     evidence="reference-code",
     code="ai4co/parco@ebd0c1f6bf4c052a1961c96dc49f8d3523932d9f parco/models/agent_handlers.py",
     keys={
         "rollout": "seats",
-        "rollout.conflict": "priority",
-        "rollout.pays": "team",
+        "rollout.conflict_rule": "priority",
+        "rollout.reward_scope": "team",
         "credit.scale": "none",
         "objective.surrogate": "log_likelihood",
     },
@@ -112,6 +112,6 @@ casec = Definition(
     cite="wang2021casec",
     evidence="reference-code",
     code="TonghanWang/CASEC-MACO-benchmark@60687c1a src/controllers/casec_controller.py src/envs/hallway.py",
-    keys={"rollout": "seats", "rollout.sees": "partner", "rollout.share": 0.1, "rollout.pays": "team"},
+    keys={"rollout": "seats", "rollout.observes": "partner", "rollout.share": 0.1, "rollout.reward_scope": "team"},
     cost="a call of the engine for each agent of a step of the world",
 )

@@ -34,9 +34,9 @@ t_ppo = Definition(
 
     Choices. The authors' code is a recipe proposed to verl, two of them its co-authors. discount 1, lambda 0.95 for the
     policy and 1 for the critic, the tail of 8 and the critic's mean over rollouts are its own (defaults changed on
-    2026-11-28: before, `credit.cut: extend`, which keeps the tail, and a mean over tokens). Two windows; the paper has
-    three, 8k of 24k tokens (`t_ppo@paper`). Its script also whitens the newest windows' advantages and holds them in
-    [-10, 10], lets lambda grow with the length l (1 - 1 / (.05 l), at least 0.95, l half a window more where
+    2026-11-28: before, `credit.truncation: extend`, which keeps the tail, and a mean over tokens). Two windows; the
+    paper has three, 8k of 24k tokens (`t_ppo@paper`). Its script also whitens the newest windows' advantages and holds
+    them in [-10, 10], lets lambda grow with the length l (1 - 1 / (.05 l), at least 0.95, l half a window more where
     unfinished), clips values at -.5 and +.6, and imitates right rollouts with weight .1: left out. The tokens of
     earlier windows stay in the policy term's denominators, where the code counts the newest. Each step starts its tasks
     in addition to unfinished ones, so its number of rollouts varies; theirs fills up to a constant one. Until something
@@ -52,10 +52,10 @@ t_ppo = Definition(
         "credit": "gae",
         "credit.lam": 0.95,
         "credit.target_lam": 1.0,
-        "credit.cut": "trim",
+        "credit.truncation": "trim",
         "weight.newest_version": "token_weight",
-        "weight.newest_version.by": "version",
-        "weight.newest_version.keep": "at_maximum",
+        "weight.newest_version.score": "version",
+        "weight.newest_version.curve": "at_maximum",
         "weight.newest_version.scope": "trajectory",
         "objective.add.value": "value_regression",
         "objective.add.value.aggregate": "sequence_mean",
@@ -207,7 +207,7 @@ hiper = Definition(
         "credit": "hierarchical_gae",
         "credit.keep_penalty": -0.3,
         "credit.consistency_penalty": -0.3,
-        "credit.cut": "extend",
+        "credit.truncation": "extend",
         **{f"objective.add.{name}": "value_regression" for name in _HIPER_HEADS},
         **{f"objective.add.{name}.head": name for name in _HIPER_HEADS},
     },

@@ -118,8 +118,8 @@ edge_grpo = Definition(
     code="ZhangXJ199/EDGE-GRPO@cbe13ca8e21af39f7b4c791bc6226348267dbfb2 trl_edge/trainer/grpo_aha_trainer.py",
     keys={
         "weight.relative_entropy": "token_weight",
-        "weight.relative_entropy.by": "mean_entropy",
-        "weight.relative_entropy.keep": "relative_entropy",
+        "weight.relative_entropy.score": "mean_entropy",
+        "weight.relative_entropy.curve": "relative_entropy",
         "weight.relative_entropy.unit": "trajectory",
     },
     paper_defaults={"credit.eps": 1e-4},
@@ -165,8 +165,8 @@ xrpo = Definition(
     evidence="secondary",
     keys={
         "weight.novelty": "token_weight",
-        "weight.novelty.by": "rarity",
-        "weight.novelty.keep": "bonus",
+        "weight.novelty.score": "rarity",
+        "weight.novelty.curve": "bonus",
         "weight.novelty.sign": "positive",
         "weight.novelty.strength": 2.5,
         "weight.novelty.bound": 0.5,
@@ -191,8 +191,8 @@ capo_calibration = Definition(
     keys={
         "credit": "pairwise_auc",
         "weight.reference_perplexity": "token_weight",
-        "weight.reference_perplexity.by": "perplexity",
-        "weight.reference_perplexity.keep": "plausible",
+        "weight.reference_perplexity.score": "perplexity",
+        "weight.reference_perplexity.curve": "plausible",
         "weight.reference_perplexity.unit": "trajectory",
     },
     paper_defaults={"rollout.group_size": 8, "tasks.per_step": 128, "optim.lr": 1e-6},
@@ -218,8 +218,8 @@ tw_grpo = Definition(
     code="longmalongma/TW-GRPO@aa529ffca7ae408e4f3df7ba71cb0dc58544c6b7 src/open_r1/trainer/grpo_trainer.py",
     keys={
         "weight.disagreement": "token_weight",
-        "weight.disagreement.by": "disagreement",
-        "weight.disagreement.keep": "stretched",
+        "weight.disagreement.score": "disagreement",
+        "weight.disagreement.curve": "stretched",
         "weight.disagreement.scope": "group",
         "signal.disagreement": "disagreement",
     },

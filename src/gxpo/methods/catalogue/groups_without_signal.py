@@ -22,15 +22,15 @@ eframe = Definition(
     code="597358816/EFRame@173b698f3202156769b29c36a762e94d11c69327 verl/trainer/ray_trainer.py verl/trainer/buffer.py",
     keys={
         "rollout": "group_replay",
-        "rollout.when": "all_wrong",
-        "rollout.how": "hotter",
+        "rollout.retry_if": "all_wrong",
+        "rollout.retry_with": "hotter",
         "rollout.keep": "newest",
         "rollout.choice": "largest",
-        "rollout.fill": 2.0,
+        "rollout.replay_ratio": 2.0,
         "rollout.every": 5,
         "weight.informative": "token_weight",
-        "weight.informative.by": "credit",
-        "weight.informative.keep": "informative",
+        "weight.informative.score": "credit",
+        "weight.informative.curve": "informative",
         "weight.informative.unit": "trajectory",
         "objective.ratio_over": "behaviour",
         "objective.aggregate": "token_mean",
@@ -52,20 +52,20 @@ r3 = Definition(
     words of the prompt and a fifth are ours. The paper ranks by sort order, so that three who dominate nobody have 2/3,
     1/3 and 0; here they share 1/3. Its R_max is not known to us; 0.1 stays far below a right answer. It is above a
     finished wrong one, so that running into the limit may be learnt: so it was in our study, where accuracy fell.
-    `credit.least: -0.1` with `credit.most: 0` does not pay for it. Pushing down a stored failure is off policy: ratios
-    are over the log-probs of its time. Rows with a failure in the prompt are not stored. `rollout.how: once` leaves
-    them out.
+    `credit.last_reward: -0.1` with `credit.first_reward: 0` does not pay for it. Pushing down a stored failure is off
+    policy: ratios are over the log-probs of its time. Rows with a failure in the prompt are not stored.
+    `rollout.retry_with: once` leaves them out.
     """,
     cite="jiang2026r3",
     evidence="paper",
     keys={
         "rollout": "replay",
-        "rollout.into": "uniform",
+        "rollout.groups": "uniform",
         "rollout.statistics": "mixed",
         "rollout.replays": 1,
         "rollout.min_stored": 1,
         "rollout.choice": "random",
-        "rollout.how": "reflect",
+        "rollout.retry_with": "reflect",
         "signal.structural_entropy": "structural_entropy",
         "credit": "unfinished_by_rank",
         "objective.ratio_over": "behaviour",
@@ -93,8 +93,8 @@ arpo_gui = Definition(
     code="dvlab-research/ARPO@7489ae309e90d8b3b9e823f495b63e5116434060 verl/trainer/ray_trainer.py "
     "verl/trainer/replay_buffer.py",
     keys={
-        "rollout": "again",
-        "rollout.how": "once",
+        "rollout": "retry",
+        "rollout.retry_with": "once",
         "rollout.reuse": True,
         "rollout.coef": 1.0,
         "objective.clip_high": 0.3,

@@ -27,8 +27,8 @@ scaf_grpo = Definition(
     code="dvlab-research/Scaf-GRPO@1085db539b929ea6fed5ec3b71e3ea4c48c27612 hint_mix_grpo/trainer/ray_trainer.py "
     "sh/hint_mix_grpo/bs256_6k_mix.sh",
     keys={
-        "rollout": "again",
-        "rollout.how": "each_hint",
+        "rollout": "retry",
+        "rollout.retry_with": "each_hint",
         "rollout.keep": "right_for_first",
         "rollout.warmup_steps": 50,
         "objective.context": "sampled",
@@ -56,7 +56,12 @@ ghpo = Definition(
     evidence="reference-code",
     code="hkgc-1/GHPO@af0a7dd859eafca17531bd7b01c76ccb3e36e0c0 src/ghpo/ghpo_trainer.py "
     "recipes/Qwen2.5-Math-7B/ghpo/config_ghpo.yaml",
-    keys={"rollout": "again", "rollout.how": "next_hint", "rollout.keep": "newest", "objective.context": "sampled"},
+    keys={
+        "rollout": "retry",
+        "rollout.retry_with": "next_hint",
+        "rollout.keep": "newest",
+        "objective.context": "sampled",
+    },
     paper_defaults={"credit.eps": 1e-4, "optim.lr": 1e-6, "sampling.max_new_tokens": 2048},
     cost="up to three more groups for each all-wrong one: their tokens are charged",
 )
@@ -76,7 +81,12 @@ igrpo = Definition(
     """,
     cite="hatamizadeh2026igrpo",
     evidence="paper",
-    keys={"rollout": "again", "rollout.when": "always", "rollout.how": "best_draft", "rollout.keep": "newest"},
+    keys={
+        "rollout": "retry",
+        "rollout.retry_if": "always",
+        "rollout.retry_with": "best_draft",
+        "rollout.keep": "newest",
+    },
     paper_defaults={"rollout.group_size": 4, "optim.lr": 1e-6},
     cost="n_drafts more rollouts a group, and a prompt longer by the draft",
 )
@@ -91,7 +101,7 @@ search_r2 = Definition(
     Choices. R, A and M = 1 are the paper's (eq. 1, 2; it tries M up to 4, with groups of 5 and 4 turns of search). Its
     discriminator accepts where its probability reaches a threshold, and a trimmer, called again, names the step: here
     both are one turn, the refiner answers with a step's number, 0 accepts; what can't be read accepts. Steps end with
-    `rollout.delimiter`. A policy too small to write a step's number can cut at a random step (`rollout.where=uniform`)
+    `rollout.delimiter`. A policy too small to write a step's number can cut at a random step (`rollout.cut_at=uniform`)
     or at its least probable one (`low_probability`): both are ours, and cut always. R_proc, the share of retrieved
     chunks that a judge finds useful, needs that judge: `search_r2@paper` adds `reward.shape.process`, which reads
     component "process" of your reward; without it R = R_out. In an environment the steps are turns. Held-out tasks are
@@ -125,14 +135,14 @@ adhint = Definition(
     cite="zhang2025adhint",
     evidence="secondary",
     keys={
-        "rollout": "again",
-        "rollout.when": "always",
-        "rollout.how": "hint_by_rate",
+        "rollout": "retry",
+        "rollout.retry_if": "always",
+        "rollout.retry_with": "hint_by_rate",
         "rollout.keep": "but_references",
         "objective.on_unknown_behaviour": "shaped",
         "weight.hint": "token_weight",
-        "weight.hint.by": "hint_strangeness",
-        "weight.hint.keep": "exponential",
+        "weight.hint.score": "hint_strangeness",
+        "weight.hint.curve": "exponential",
     },
     refuses={"objective.ratio": ("sequence",)},
     cost="none in samples; needs reference answers",
@@ -157,7 +167,8 @@ hill = Definition(
     keys={
         "rollout": "critique", "rollout.roles": ["hinter", "reasoner"], "rollout.solver": "trained",
         "rollout.attempts": 8, "rollout.group_size": 4, "rollout.refinements": 8,
-        "rollout.only": "all_wrong", "rollout.gate": "answer", "rollout.right": "", "rollout.wrong": "",
+        "rollout.critique": "all_wrong", "rollout.leak_check": "answer",
+        "rollout.right_pattern": "", "rollout.wrong_pattern": "",
         "rollout.template": "{prompt}\n\nA failed attempt:\n{attempt}\n\nThe solution:\n{solution}\n\n"
         "Write a short hint that helps to find the way, without numbers and without the answer.\n",
         "rollout.refine_template": "{prompt}\n\n{critique}",
@@ -184,8 +195,8 @@ cog_rethinker = Definition(
     cite="sun2025cogrethinker",
     evidence="secondary",
     keys={
-        "rollout": "again",
-        "rollout.how": "next_prompt",
+        "rollout": "retry",
+        "rollout.retry_with": "next_prompt",
         "rollout.keep": "newest",
         "objective.add.imitation": "positive_likelihood",
         "objective.add.imitation.coef": 0.1,
@@ -209,7 +220,7 @@ ipo_safety = Definition(
     evidence="secondary",
     keys={
         "rollout": "cut_and_regenerate",
-        "rollout.where": "phrase",
+        "rollout.cut_at": "phrase",
         "rollout.phrases": [r"(?i)\b(sure|of course|certainly)\b", r"(?i)\bi (can|will|should) (help|provide|explain)"],
         "rollout.insert": "Wait. This could do harm, so I should not help with it. ",
         "rollout.keep": "pairs",

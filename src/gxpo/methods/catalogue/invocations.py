@@ -12,7 +12,7 @@ mm_grpo = Definition(
     k-th call ("ragged" there, whose code runs past the end); DSPy's default drops all calls beyond the fewest of any
     attempt, so that a module that one attempt skips is not trained, and "fill" repeats calls, which then count twice. A
     group of one has advantage 0. Where an output can't be parsed it pays a role -1, or a part of it: give the role a
-    `local` (`rollout.pays: role`). Its trainer, Arbor, leaves out the std (`credit.scale: none`).
+    `local` (`rollout.reward_scope: role`). Its trainer, Arbor, leaves out the std (`credit.scale: none`).
     """,
     cite="ziems2025mmgrpo",
     evidence="reference-code",
@@ -21,9 +21,9 @@ mm_grpo = Definition(
         "rollout": "team",
         "credit.value": "return",
         "credit.discount": 0.0,
-        "credit.among": ("agent", "step_info.call"),
+        "credit.group_by": ("agent", "step_info.call"),
         "credit.unit": "step",
-        "rollout.pays": "role",
+        "rollout.reward_scope": "role",
     },
     cost="one sample per turn of each attempt",
 )
@@ -46,7 +46,7 @@ matpo = Definition(
     keys={
         "rollout": "team",
         "rollout.graph": "asking",
-        "rollout.pays": "role",
+        "rollout.reward_scope": "role",
         "reward.shape.family_format": "team_shape",
         "reward.shape.family_format.function": "family_format",
     },
@@ -95,8 +95,8 @@ agentflow = Definition(
         "rollout": "team",
         "rollout.frozen": ["verifier"],
         "weight.turns": "token_weight",
-        "weight.turns.by": "turn",
-        "weight.turns.keep": "equal_values",
+        "weight.turns.score": "turn",
+        "weight.turns.curve": "equal_values",
         "weight.turns.scope": "trajectory",
     },
     paper_defaults={"tasks.per_step": 32, "optim.lr": 1e-6, "objective.clip_high": 0.3, "objective.kl.coef": 0.001},

@@ -115,8 +115,8 @@ cj_grpo = Definition(
         "credit.scale": "none",
         "objective.aggregate": "token_mean",
         "weight.steps": "token_weight",
-        "weight.steps.by": "unmasked_at",
-        "weight.steps.keep": "equal_values",
+        "weight.steps.score": "unmasked_at",
+        "weight.steps.curve": "equal_values",
     },
     paper_defaults={
         "objective.clip_low": 0.5, "objective.clip_high": 0.5, "objective.kl.coef": 0.04, "update.epochs": 12,

@@ -44,8 +44,8 @@ vppo = Definition(
     "examples/configs/train_vppo_7b.sh",
     keys={
         "weight.perception": "token_weight",
-        "weight.perception.by": "dependency",
-        "weight.perception.keep": "top_scaled",
+        "weight.perception.score": "dependency",
+        "weight.perception.curve": "top_scaled",
         "weight.perception.scope": "trajectory",
         "signal.masked_observation": "masked_observation",
     },

@@ -12,7 +12,7 @@ vineppo = Definition(
     Choices. A step is a line (`segment.text`; default changed on 2026-11-28: before, a comma ended a step, as in the
     built-in arithmetic). The code also splits the long sentences of a line. V(prompt) is estimated once a group, not
     once an attempt. The authors' code whitens advantages over the tokens of the batch, which their formula does not:
-    `credit.whiten: token`. In environments a step is a turn: `rollout.at: turn`. Their temperature, 0.6 at top_p 0.9,
+    `credit.whiten: token`. In environments a step is a turn: `rollout.unit: turn`. Their temperature, 0.6 at top_p 0.9,
     and learning rate are under `vineppo@paper`, without the KL.
     """,
     cite="kazemnejad2024vineppo",
@@ -53,7 +53,7 @@ spo_segment = Definition(
     "src/treetune/episode_generators/math_episode_generator_with_mc_advantages.py",
     keys={
         "credit": "value_delta",
-        "credit.confident": 0.9,
+        "credit.max_probability": 0.9,
         "rollout": "monte_carlo_values",
         "segment": "surprising",
         "objective.aggregate": "token_mean",

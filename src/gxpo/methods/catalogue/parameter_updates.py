@@ -53,8 +53,8 @@ seeupo = Definition(
 
     Choices. As in the authors' code (branch seeupo of modelscope/AgentEvolver): pi_old is the policy before the step on
     the turn, so that rho is 1 with its one mini-batch a turn; turns are taken by their number from the beginning, the
-    highest first. `update.reduce=product update.old=step update.count=end` is the correction by the product over the
-    turn since the start of the step, with turns by their distance from the end. Where gxpo differs from it. A
+    highest first. `update.reduce=product update.old_policy=step update.count=end` is the correction by the product over
+    the turn since the start of the step, with turns by their distance from the end. Where gxpo differs from it. A
     trajectory without turn k sits out; there it is a row of copied tokens that is in the loss's mean, and its c drifts
     with those tokens. A group of one has advantage 0, there its raw outcome (`credit.singleton`). Its launch files set
     algorithm.loss_mode: gspo, which nothing reads: the ratio is the token's; at rho 1 that is the same. One optimiser
@@ -69,7 +69,7 @@ seeupo = Definition(
         "update": "turns_reversed",
         "credit": "batch_whiten",
         "credit.center": "mean",
-        "credit.over": "trajectories",
+        "credit.batch_unit": "trajectories",
         "credit.bound": 3.0,
         "credit.eps": 0.0,
         "objective.ratio": "turn",

@@ -14,8 +14,8 @@ _ITOOL_PAIRS = {
     "rollout.width": 3,
     "rollout.values": "mean",
     "rollout.backup": "all",
-    "rollout.following": "root",
-    "rollout.trains": "siblings",
+    "rollout.resume_at": "root",
+    "rollout.train": "siblings",
     "objective.beta": 2.5,
     "objective.pairs": "outcome",
     "objective.least_gap": 0.1,
@@ -56,8 +56,8 @@ _STEP_FILTER_FILTERED = {
     "objective.surrogate": "log_likelihood",
     "signal.step_judge": "step_judge",
     "weight.steps": "token_weight",
-    "weight.steps.by": "segment_score",
-    "weight.steps.keep": "between",
+    "weight.steps.score": "segment_score",
+    "weight.steps.curve": "between",
     "weight.steps.low": 0.5 + 1e-9,
 }
 
@@ -101,7 +101,7 @@ mobile_r1 = Definition(
             {
                 "method": "grpo",
                 "rollout": "expert_steps",
-                "rollout.compares": "state",
+                "rollout.match_on": "state",
                 "reward.shape.noted": "shape",
                 "reward.shape.noted.function": "noted",
                 "reward.shape.noted.weights": {"format": 1.0},

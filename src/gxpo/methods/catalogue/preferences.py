@@ -166,7 +166,7 @@ step_apo = Definition(
 
     Choices. The loss is the authors' code's, where V is a value in [-1, 1] that a search over plans of 200 iterations
     has found for a step. Here a step's value is its score (`rollout.score`: the world's reward for the step, or
-    FILE.py:NAME); `rollout: search` with `rollout.trains: siblings` and `rollout.values: mean` takes V from a search,
+    FILE.py:NAME); `rollout: search` with `rollout.train: siblings` and `rollout.values: mean` takes V from a search,
     and `rollout: logged` reads groups of siblings with their values as rewards. Every two steps of different value are
     a pair; theirs are those of values above and below 0 (`objective.pairs: verdict`, `objective.success_at: 1e-9`), for
     the final solutions the best and the worst alone, at .3 of their values. Where all steps of a state have one value
@@ -226,7 +226,7 @@ dmpo = Definition(
     cite="shi2024dmpo",
     evidence="reference-code",
     code="swt-user/DMPO@64f484515aea7a6e0232b3bf1847eb485a2effb0 fastchat/train/dmpo_trainer_efficient.py",
-    keys={"objective": "preference_pairs", "objective.over": "turns", "objective.gamma": 0.7},
+    keys={"objective": "preference_pairs", "objective.turns": "turns", "objective.gamma": 0.7},
     refuses={"objective.kl.place": ("reward",)},
     cost="a frozen reference model and its forward pass over the rollouts",
 )
@@ -251,7 +251,7 @@ sdpo_segment = Definition(
     "SDPO/LLaMA-Factory/src/llamafactory/train/dpo/trainer.py",
     keys={
         "objective": "preference_pairs",
-        "objective.over": "segment",
+        "objective.turns": "segment",
         "rollout": "turn_branches",
         "rollout.choose": "at_one_turn",
         "rollout.group_size": 2,
@@ -304,7 +304,7 @@ refuel = Definition(
     keys={
         "objective": "group_variance",
         "objective.beta": 1.0,
-        "objective.over": "parting",
+        "objective.turns": "parting",
         "rollout": "turn_branches",
         "rollout.choose": "at_one_turn",
         "rollout.group_size": 2,

@@ -51,9 +51,9 @@ ar3po = Definition(
     cite="zhang2025ar3po",
     evidence="secondary",
     keys={
-        "rollout": "again",
-        "rollout.when": "unsolved",
-        "rollout.how": "more",
+        "rollout": "retry",
+        "rollout.retry_if": "unsolved",
+        "rollout.retry_with": "more",
         "rollout.keep": "everything",
         "rollout.reuse": True,
         "objective.clip_high": 0.28,
@@ -189,8 +189,8 @@ gcpo_gold = Definition(
     cite="wu2025gcpogold",
     evidence="secondary",
     keys={
-        "rollout": "again",
-        "rollout.how": "reference",
+        "rollout": "retry",
+        "rollout.retry_with": "reference",
         "rollout.keep": "for_last_failure",
         "objective.ratio": "sequence",
         "objective.clip_low": 3e-4,

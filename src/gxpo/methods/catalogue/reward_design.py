@@ -195,9 +195,9 @@ dpa = Definition(
     cite="wang2024dpa",
     evidence="secondary",
     keys={
-        "rollout": "again",
-        "rollout.when": "always",
-        "rollout.how": "stated_direction",
+        "rollout": "retry",
+        "rollout.retry_if": "always",
+        "rollout.retry_with": "stated_direction",
         "rollout.keep": "newest",
         "reward.shape.direction": "shape",
         "reward.shape.direction.function": "directed",

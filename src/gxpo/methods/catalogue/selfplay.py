@@ -20,7 +20,7 @@ mars_turn = Definition(
     keys={
         "rollout": "seats",
         "credit.value": "return",
-        "credit.among": ("batch", "agent"),
+        "credit.group_by": ("batch", "agent"),
         "credit.scale": "none",
         "objective.surrogate": "dual_clip",
     },
@@ -39,7 +39,7 @@ search_self_play = Definition(
     proposer's documents and noise; here by `rollout.valid`, a function of yours, by default for sums: stand-in. 1 - acc
     pays most for what can't be solved, so the check carries the method. There invalid questions are replaced by stored
     ones, which are charged to a proposer that did not write them; here nobody solves in their place. Both sides are
-    one update (there one after the other). `rollout.pays: parabola` is their other reward.
+    one update (there one after the other). `rollout.reward_shape: parabola` is their other reward.
     """,
     cite="lu2025ssp",
     evidence="reference-code",

@@ -48,7 +48,7 @@ dr_mas = Definition(
     evidence="reference-code",
     code="langfengQ/DrMAS@19c632bc0f75730b6db98d90b5035ee9bb7f66d1 verl/trainer/ppo/core_algos.py "
     "verl/trainer/ppo/ray_trainer.py",
-    keys={"credit.among": ("agent",), "credit.unit": "step", "rollout": "team"},
+    keys={"credit.group_by": ("agent",), "credit.unit": "step", "rollout": "team"},
     cost="one sample per turn of each attempt",
 )
 

@@ -40,10 +40,10 @@ hdpo = Definition(
     "verl_tool/workers/reward_manager/metis.py",
     keys={
         "credit": "decoupled",
-        "credit.over": "none",
+        "credit.batch_unit": "none",
         "credit.eps": 1e-6,
         "credit.weights": {"*": 1.0, "tool_calls": 0.15},
-        "credit.only": {"tool_calls": "success"},
+        "credit.conditions": {"tool_calls": "success"},
         "reward.add.tool_calls": "tool_calls",
         "reward.add.tool_calls.shape": "inverse",
         "reward.add.tool_calls.reference": "group_min",
@@ -68,11 +68,11 @@ tool_star = Definition(
     "Tool_Star_RL/src/verl/verl/utils/reward_score/re_search.py",
     keys={
         "reward.add.tools": "feature",
-        "reward.add.tools.of": "several_tools",
+        "reward.add.tools.feature": "several_tools",
         "reward.add.tools.coef": 0.1,
-        "reward.add.tools.only": "correct",
+        "reward.add.tools.answers": "correct",
         "reward.add.unread": "feature",
-        "reward.add.unread.of": "malformed",
+        "reward.add.unread.feature": "malformed",
         "reward.add.unread.coef": -1.0,
     },
 )
@@ -112,7 +112,7 @@ conciser = Definition(
     keys={
         "reward.add.length": "length",
         "reward.add.length.coef": 1.0,
-        "reward.add.length.of": "all_right_groups",
+        "reward.add.length.answers": "all_right_groups",
         "objective.aggregate": "token_mean",
     },
 )
@@ -140,14 +140,14 @@ lc_r1 = Definition(
         "credit.scale": "none",
         "credit.add.compress": "bonus",
         "credit.add.compress.value": "valid_thinking",
-        "credit.add.compress.at": "labelled",
+        "credit.add.compress.position": "labelled",
         "signal.valid_thinking": "valid_thinking",
         "segment": "spans",
         "segment.patterns": ("</think>",),
         "reward.add.length": "length",
         "reward.add.length.coef": 1.0,
         "reward.add.length.scale": "longest",
-        "reward.add.length.of": "all",
+        "reward.add.length.answers": "all",
     },
     paper_defaults={
         "rollout.group_size": 6,
@@ -167,15 +167,15 @@ length_curriculum = Definition(
     Choices. The paper's correctness-heavy weights; its format reward (0.1) and the budget in the prompt are left out: a
     prompt can't follow the schedule here. The outcome keeps weight 1 and length has 0.5: their quotient, which is all
     that the group's deviation leaves. The length term is paid to wrong answers, too: below the budget LONGER ones earn
-    more (`reward.add.length.of: correct`). Its own ablations favour a linear schedule. Set the two ends to your own
-    lengths.
+    more (`reward.add.length.answers: correct`). Its own ablations favour a linear schedule. Set the two ends to your
+    own lengths.
     """,
     cite="hammoud2025lengthcurriculum",
     evidence="paper",
     keys={
         "reward.add.length": "length",
         "reward.add.length.coef": 0.5,
-        "reward.add.length.of": "all",
+        "reward.add.length.answers": "all",
         "reward.add.length.shape": "triangle",
         "reward.add.length.budget": {"schedule": "geometric", "from": 256.0, "to": 87.808, "over": 450, "every": 150},
     },
@@ -201,7 +201,7 @@ rlsp = Definition(
         "reward.add.length": "length",
         "reward.add.length.shape": "inverse",
         "reward.add.length.coef": 1000.0,
-        "reward.add.length.of": "all",
+        "reward.add.length.answers": "all",
         "reward.add.unboxed": "feature",
         "reward.add.unboxed.pattern": r"\A(?!.*boxed\{)",
         "reward.add.unboxed.coef": -0.5,
@@ -232,10 +232,10 @@ fapo = Definition(
     keys={
         "reward.shape.signed": "shape",
         "reward.add.flawed": "feature",
-        "reward.add.flawed.of": "component",
+        "reward.add.flawed.feature": "component",
         "reward.add.flawed.component": "flaw",
         "reward.add.flawed.coef": -1.0,
-        "reward.add.flawed.only": "correct",
+        "reward.add.flawed.answers": "correct",
     },
     paper_defaults={
         "objective.clip_high": 0.28,

@@ -152,7 +152,7 @@ steporlm = Definition(
     keys={
         "objective": "preference_pairs",
         "objective.pairs": "ordered",
-        "objective.by_gap": True,
+        "objective.weight_by_gap": True,
         "objective.verdict_first": True,
         "objective.reference": "none",
     },

@@ -24,7 +24,7 @@ tree_grpo = Definition(
     keys={
         "credit": "relative",
         "credit.add.tree": "relative",
-        "credit.add.tree.among": ("info.tree",),
+        "credit.add.tree.group_by": ("info.tree",),
         "rollout": "tree",
     },
     paper_defaults={"objective.kl.coef": 1e-3},
@@ -53,7 +53,7 @@ tree_rl = Definition(
     keys={
         "credit": "node_value",
         "rollout": "tree",
-        "rollout.where": "surprisal",
+        "rollout.branch_at": "surprisal",
         "rollout.trees": 6,
         "rollout.branches": 2,
     },
@@ -140,7 +140,7 @@ rose = Definition(
     top 20 tokens and their embeddings e. Engines return the sampled token's log-prob alone, so its -log p is used
     instead: a branch is uncertain here, not known to be diverse. A token is branched at once; the code, which retires
     none, returns to the same point until a new answer has a larger value. V belongs to the point of the tree; the code
-    pools points of a prompt at equal positions (`credit.keyed_by: position`). The length penalty is off, as in the
+    pools points of a prompt at equal positions (`credit.branch_key: position`). The length penalty is off, as in the
     script: `credit.length_power`. There an answer also has its parent's branch point where it left the parent before
     that point; here only points that it came through. The script also drops groups of equal outcomes; here they are
     left in, at 0.
@@ -153,7 +153,7 @@ rose = Definition(
         "credit": "value_delta",
         "credit.value": "branch_points",
         "rollout": "tree",
-        "rollout.where": "surprisal",
+        "rollout.branch_at": "surprisal",
         "rollout.trees": 1,
         "rollout.rounds": 7,
         "rollout.expansions": 1,
@@ -229,12 +229,12 @@ tree_opo = Definition(
       (i, j): i failed, j succeeded, prefix i is a proper prefix of prefix j
       (i, j): both failed at sibling prefixes, a success extends prefix i and none prefix j
 
-    Choices. From secondary notes; there is no code. `credit.how: expectation`, `optimistic` or `pessimistic` are the
-    heuristics, a_i = r_i - 0.5 V(prefix i), centred; 0.5 is a recollection. No division by the std, as recommended: it
-    would undo what prefixes of different difficulty say. The prefixes are a teacher's (`rollout.tree`: its rollouts);
-    without one the policy searches for them in every step. The second rule favours the branch that is not proven yet,
-    for the sake of exploration. Both lead from rows whose prefix some success extends to rows of which that is not so,
-    so constraints that go round in a circle do not come up.
+    Choices. From secondary notes; there is no code. `credit.variant: expectation`, `optimistic` or `pessimistic` are
+    the heuristics, a_i = r_i - 0.5 V(prefix i), centred; 0.5 is a recollection. No division by the std, as recommended:
+    it would undo what prefixes of different difficulty say. The prefixes are a teacher's (`rollout.tree`: its
+    rollouts); without one the policy searches for them in every step. The second rule favours the branch that is not
+    proven yet, for the sake of exploration. Both lead from rows whose prefix some success extends to rows of which that
+    is not so, so constraints that go round in a circle do not come up.
     """,
     cite="huang2025treeopo",
     evidence="secondary",
@@ -271,7 +271,7 @@ alphamath = Definition(
         "rollout": "search",
         "rollout.values": "mean",
         "rollout.backup": "all",
-        "rollout.following": "root",
+        "rollout.resume_at": "root",
         "rollout.selection": "puct",
         "rollout.exploration": 1.5,
         "rollout.width": 5,
@@ -307,7 +307,7 @@ masprm = Definition(
         "rollout": "team_search",
         "rollout.values": "mean",
         "rollout.backup": "all",
-        "rollout.following": "root",
+        "rollout.resume_at": "root",
         "rollout.selection": "uct_counted",
         "rollout.greedy": True,
         "objective.add.value": "value_regression",

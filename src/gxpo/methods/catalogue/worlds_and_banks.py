@@ -34,7 +34,7 @@ training_free_grpo = Definition(
     models follow nothing longer (`rollout.writer=FILE.py:NAME` writes as you like; `edit` in that module has the plan).
     Its prompts state the solution; ours does not. The bank has at most 32 entries, of 400 characters each (there: no
     bound), and the oldest go. What can't be read as an operation edits nothing and is counted (component "edits").
-    `rollout.writer: example` stores the task with its right attempt, which needs no writer. `rollout.trains: true`
+    `rollout.writer: example` stores the task with its right attempt, which needs no writer. `rollout.train: true`
     trains the policy under the bank as well.
     """,
     cite="cai2025trainingfree",

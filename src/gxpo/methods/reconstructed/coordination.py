@@ -2,7 +2,7 @@
 
 from gxpo.parts.definition import Definition
 
-_AI_ECONOMIST = {"method": "grpo", "rollout": "seats", "credit.value": "return", "credit.among": ("agent",)}
+_AI_ECONOMIST = {"method": "grpo", "rollout": "seats", "credit.value": "return", "credit.group_by": ("agent",)}
 
 ai_economist = Definition(
     r"""The AI Economist: workers learn under the taxes of a frozen planner, then both learn, each by its own outcome.
@@ -46,17 +46,17 @@ local_opt_marl = Definition(
     pi_i <- argmax_pi E[A_i(s, a_{1:i-1}, a_i)] - (1 / beta) KL(pi || pi_i);   A(s, a) = sum_i A_i telescopes
 
     Choices. From the abstract, a theory of softmax policies on tables. Agents act in order and read the actions before
-    (`rollout.sees: earlier`); A_i is the group-relative one of its role, not the localised action value, for which one
-    would average over those after it.
+    (`rollout.observes: earlier`); A_i is the group-relative one of its role, not the localised action value, for which
+    one would average over those after it.
     """,
     cite="zhao2023localopt",
     evidence="reconstruction",
     keys={
         "rollout": "seats",
-        "rollout.sees": "earlier",
+        "rollout.observes": "earlier",
         "objective.surrogate": "unclipped",
         "objective.add.step": "mirror_kl",
-        "objective.add.step.least": 1.0,
+        "objective.add.step.min_step": 1.0,
         "update.epochs": 2,
     },
     cost="a call of the engine for each agent of a step of the world",
@@ -87,16 +87,16 @@ bayes_net_marl = Definition(
     policy(a | s) = prod_i policy_i(a_i | s, a_{parents(i)});   A = R - mean_g R;   no edges after the last such step
 
     Choices. From the abstract, in which the graph is learned through a soft mask and annealed away. Here it is given:
-    everybody before (`rollout.sees: earlier`), or any graph without a circle (`rollout.sees: {b: [a]}`), up to step
-    `rollout.sees_until`, from which on all act at once.
+    everybody before (`rollout.observes: earlier`), or any graph without a circle (`rollout.observes: {b: [a]}`), up to
+    step `rollout.observes_until`, from which on all act at once.
     """,
     cite="chen2023bayesnet",
     evidence="reconstruction",
     keys={
         "rollout": "seats",
-        "rollout.sees": "earlier",
-        "rollout.sees_until": 50,
-        "rollout.pays": "team",
+        "rollout.observes": "earlier",
+        "rollout.observes_until": 50,
+        "rollout.reward_scope": "team",
         "credit.scale": "none",
     },
     cost="a call of the engine for each agent of a step of the world, while they see one another",

@@ -32,8 +32,8 @@ earl = Definition(
     evidence="reconstruction",
     keys={
         "weight.entropy_quantile": "token_weight",
-        "weight.entropy_quantile.by": "entropy",
-        "weight.entropy_quantile.keep": "above_quantile",
+        "weight.entropy_quantile.score": "entropy",
+        "weight.entropy_quantile.curve": "above_quantile",
         "weight.entropy_quantile.scope": "trajectory",
     },
     cost="a forward pass for entropies before the update",

@@ -67,7 +67,7 @@ bcoder = Definition(
         "credit.level": "token",
         "credit.option": 4096,
         "credit.discount": 1.0,
-        "credit.learns": "all",
+        "credit.policy_credit": "all",
         "objective.surrogate": "log_likelihood",
         "objective.add.value": "value_regression",
         "objective.add.value.form": "expectile",

@@ -147,14 +147,14 @@ reagent_v = Definition(
 
     Choices. From an abstract, and a stand-in: the paper's agent watches videos, asks itself questions and filters data
     for training with a critic's reward. Kept are the three points of view as the panel `scoring.options.judge.panel`,
-    and one revision of the best draft as iGRPO has it (`rollout.how=best_draft`).
+    and one revision of the best draft as iGRPO has it (`rollout.retry_with=best_draft`).
     """,
     cite="zhou2025reagentv",
     evidence="reconstruction",
     keys={
-        "rollout": "again",
-        "rollout.when": "always",
-        "rollout.how": "best_draft",
+        "rollout": "retry",
+        "rollout.retry_if": "always",
+        "rollout.retry_with": "best_draft",
         "rollout.keep": "newest",
         "reward": "judge",
         "scoring.options": {
@@ -188,7 +188,7 @@ hi_grpo = Definition(
         "credit.add.stage": "relative",
         "credit.add.stage.value": "segment_score",
         "credit.add.stage.unit": "segment",
-        "credit.add.stage.among": ("segment",),
+        "credit.add.stage.group_by": ("segment",),
     },
     cost="a score for every stage, by a model or a judge of your choice",
 )

@@ -78,7 +78,7 @@ erpo = Definition(
     is our reading of RA, G = 4 all right have A = 0.447213. Step 0.05, most 1.2 and the reset of c_q (`rollout.reset`)
     are ours. A row is read and trained at the temperature that it was sampled at: at T = 1 its ratio would not begin at
     1. With the virtual failure every all-right group pushes up all that it said; `credit.groups: all` and other
-    `credit.value` see `ngrpo`. All-wrong tasks are not heated; `rollout.when: all_wrong` does that.
+    `credit.value` see `ngrpo`. All-wrong tasks are not heated; `rollout.groups: all_wrong` does that.
     """,
     cite="liu2025erpo",
     evidence="reconstruction",
@@ -101,14 +101,14 @@ craft_gui = Definition(
 
     Choices. From the abstract and a summary: levels are lengths of trajectories, and the mix moves on. The threshold,
     the 3 visits and the fifth are ours (`tasks.sampler.mastered`, `window`, `uniform`). Levels are a column of the
-    tasks called "level" (`tasks.sampler.by`), or an option of a source that generates them, with
+    tasks called "level" (`tasks.sampler.key`), or an option of a source that generates them, with
     `tasks.sampler.levels`. Of `task: buttons` with `tasks.options.pool` they are the numbers of actions asked for. Its
     reward of rules and a judge is the task's: `scoring.weights`. Stand-in: toy screens, where the level is exact; the
     paper's are lengths of recorded ways.
     """,
     cite="nong2025craftgui",
     evidence="reconstruction",
-    keys={"tasks.sampler": "first_unmastered", "tasks.sampler.by": "level", "tasks.sampler.uniform": 0.2},
+    keys={"tasks.sampler": "first_unmastered", "tasks.sampler.key": "level", "tasks.sampler.uniform": 0.2},
     cost="none in samples; a few numbers a level in the checkpoint; only where tasks have levels",
 )
 
@@ -236,7 +236,7 @@ glore = Definition(
     evidence="reconstruction",
     keys={
         "rollout": "cut_and_regenerate",
-        "rollout.where": "continuations",
+        "rollout.cut_at": "continuations",
         "rollout.keep": "right",
         "objective": "positive_likelihood",
         "objective.coef": 1.0,
@@ -253,18 +253,18 @@ scope = Definition(
 
     Choices. From the abstract and a summary; no code was found. The threshold is ours, and so is the weight of the
     teacher's tokens, LUFFY's: with k = 1 a repair is a whole answer of the teacher. All failed attempts are tried
-    (`rollout.only`), and one stays as it was where the repair is wrong or too long. Scorer and teacher are settings,
-    functions of yours: `rollout.score=prm.py:score` as for `signal.step_judge`, and `rollout.by=teacher.py:rest`,
+    (`rollout.cut`), and one stays as it was where the repair is wrong or too long. Scorer and teacher are settings,
+    functions of yours: `rollout.score=prm.py:score` as for `signal.step_judge`, and `rollout.writer=teacher.py:rest`,
     which gets the task and the text before the cut. Steps end with `rollout.delimiter`.
     """,
     cite="ren2026scope",
     evidence="reconstruction",
     keys={
         "rollout": "cut_and_regenerate",
-        "rollout.where": "judge",
-        "rollout.only": "failed",
+        "rollout.cut_at": "judge",
+        "rollout.cut": "failed",
         "rollout.keep": "right",
-        "rollout.by": "teacher",
+        "rollout.writer": "teacher",
         "objective.on_unknown_behaviour": "shaped",
     },
     refuses={"objective.ratio": ("sequence",)},
@@ -334,9 +334,9 @@ fate = Definition(
     cite="yin2026fate",
     evidence="reconstruction",
     keys={
-        "rollout": "again",
-        "rollout.when": "always",
-        "rollout.how": "next_prompt",
+        "rollout": "retry",
+        "rollout.retry_if": "always",
+        "rollout.retry_with": "next_prompt",
         "rollout.templates": ("{prompt}\n\nThis answer failed:\n{attempt}\n\nRepair it from its first mistake on.\n",),
         "rollout.keep": "everything",
         "reward.shape.front": "shape",

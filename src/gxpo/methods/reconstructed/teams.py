@@ -46,7 +46,7 @@ collab_ui = Definition(
         "rollout": "team",
         "signal.step_judge": "step_judge",
         "credit.value": "step_score",
-        "credit.among": ("agent", "step_info.call"),
+        "credit.group_by": ("agent", "step_info.call"),
         "credit.unit": "step",
     },
     cost="a judge's answer for each attempt",

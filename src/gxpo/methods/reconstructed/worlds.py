@@ -57,13 +57,13 @@ mars_prompt = Definition(
       E <- E' if their mean reward is higher;   no weight changes
 
     Choices. From the abstract: seven agents, of which a teacher asks, a critic judges and a student rewrites. Here one
-    model writes one line, and the rewards are the critic. One entry (`rollout.most: 1`), so an added one replaces it.
-    The planner and the questions between the agents are left out; prompts that are optimised by programs of their own
-    (dspy, gepa) need no method here.
+    model writes one line, and the rewards are the critic. One entry (`rollout.max_experiences: 1`), so an added one
+    replaces it. The planner and the questions between the agents are left out; prompts that are optimised by programs
+    of their own (dspy, gepa) need no method here.
     """,
     cite="zhang2025marsprompt",
     evidence="reconstruction",
-    keys={"rollout": "bank", "rollout.most": 1, "rollout.keeps": "better", "rollout.entry": "{text}\n"},
+    keys={"rollout": "bank", "rollout.max_experiences": 1, "rollout.accept": "better", "rollout.entry": "{text}\n"},
     cost="as `training_free_grpo`",
 )
 
@@ -79,7 +79,7 @@ compass_skills = Definition(
     """,
     cite="li2025compassskills",
     evidence="reconstruction",
-    keys={"rollout": "bank", "rollout.writer": "example", "rollout.most": 8},
+    keys={"rollout": "bank", "rollout.writer": "example", "rollout.max_experiences": 8},
     cost="the library in every prompt; no update",
 )
 
@@ -95,7 +95,7 @@ mra = Definition(
     """,
     cite="zhang2021mra",
     evidence="reconstruction",
-    keys={"rollout": "coded", "rollout.draw": "each"},
+    keys={"rollout": "coded", "rollout.assign": "each"},
 )
 
 # guards and constraints
@@ -158,7 +158,7 @@ primal_dual_marl = Definition(
     A = (A_R - m A_C) / (1 + m);   m <- max(0, m + 0.1 (mean C - bound)) after each step
 
     Choices. From the abstract: general utilities of each agent's occupancy, with truncated neighbourhoods. Here the
-    utility is the mean of a component, the same for the team (`credit.cost`, `credit.at_most`, yours to state), and
+    utility is the mean of a component, the same for the team (`credit.cost`, `credit.cost_limit`, yours to state), and
     what is compared is the team's attempts. On single policies: `--set credit=dual`. The division by 1 + m, which keeps
     the size of the advantage, is customary, not of that paper.
     """,

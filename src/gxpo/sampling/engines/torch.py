@@ -316,7 +316,7 @@ class TorchEngine:
         """Decode soft samples, without caching them: no token ids could identify mixtures in a prompt."""
         longest, width = sampling.max_new_tokens, 1 + sampling.soft_top_k
         streams = uniforms([row.key for row in rows], longest * width).reshape(len(rows), longest, width)
-        thinking_end = self._stopping_for(replace(sampling, stop=(sampling.closing,)), state.logits.shape[1])
+        thinking_end = self._stopping_for(replace(sampling, stop=(sampling.end_text,)), state.logits.shape[1])
         embedding = self.network.causal.get_input_embeddings()
         return soft_decode(state, streams, sampling, stopping, thinking_end, embedding, self.policy_version)
 

@@ -185,7 +185,7 @@ SOLVERS = {"greedy": allot, "knapsack": knapsack}
 class AdaptiveGroupSize(Rollout):
     """`group_size` attempts a task on average, allotted by the tasks' predicted success rates.
 
-    least, most  bounds on the attempts of one task
+    min_attempts, max_attempts  bounds on the attempts of one task
     value        function of (n, success rate) whose sum over the tasks is made large: a name in
                  `sampling.rollouts.group_values`, or `file.py:function`
     solver       "greedy": the next attempt where the value grows most | "knapsack": the largest sum there is |
@@ -203,8 +203,8 @@ class AdaptiveGroupSize(Rollout):
     """
 
     group_size: int = 8
-    least: int = 2
-    most: int = 128
+    min_attempts: int = 2
+    max_attempts: int = 128
     value: Any = "failures"
     solver: Literal["greedy", "knapsack", "fallback"] = "greedy"
     discount: Annotated[float, Interval(ge=0, le=1)] = 0.8
@@ -221,10 +221,11 @@ class AdaptiveGroupSize(Rollout):
         object.__setattr__(self, "value", functions.look_up(self.value, group_values.__name__, "rollout.value"))
         if signature(self.value).columns != ("n", "rate"):
             raise ConfigError(f"rollout.value={self.value.__name__} must be a function of (n, rate)")
-        if not 1 <= self.least <= self.group_size <= self.most:
+        if not 1 <= self.min_attempts <= self.group_size <= self.max_attempts:
             raise ConfigError(
-                f"rollout.least={self.least} <= rollout.group_size={self.group_size} <= rollout.most={self.most} must "
-                "hold, from 1 on: the group size is the mean of what is allotted"
+                f"rollout.min_attempts={self.min_attempts} <= rollout.group_size={self.group_size} <= "
+                f"rollout.max_attempts={self.max_attempts} must hold, from 1 on: the group size is the mean of what is "
+                "allotted"
             )
 
     def predict(self, tasks: Sequence[str]) -> list[float]:
@@ -241,9 +242,11 @@ class AdaptiveGroupSize(Rollout):
         # the budget is that of equal groups: only its division over the tasks adapts
         budget = self.group_size * len(draws)
         if self.solver == "fallback":
-            sizes = allot_with_fallback(rates, budget, self.group_size, self.least, self.most, self.value)
+            sizes = allot_with_fallback(
+                rates, budget, self.group_size, self.min_attempts, self.max_attempts, self.value
+            )
         else:
-            sizes = SOLVERS[self.solver](rates, budget, self.least, self.most, self.value)
+            sizes = SOLVERS[self.solver](rates, budget, self.min_attempts, self.max_attempts, self.value)
         each = zip(draws, sizes, rates, strict=True)
         return [draw.attempts(n, info={} if math.isnan(rate) else {"predicted": rate}) for draw, n, rate in each]
 

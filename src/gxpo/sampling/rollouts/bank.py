@@ -97,15 +97,15 @@ def read_operation(text: str) -> Operation | None:
 class Bank(Rollout):
     """`group_size` attempts at each task, whose prompts begin with a bank of experiences that the groups edit.
 
-    writer    of an edit for each group with successes and failures: "policy", asked under `ask`; "example": its task
-              with its right attempt, as an example; or FILE.py:NAME, a function of a `Contrast` that gives a list of
-              operations (see `edit`)
-    most      experiences: beyond it the oldest go;   longest  characters of one: a longer one is refused
-    keeps     "always"; "better": an edited bank is tried by half of the next step's attempts, the other half reads the
+    writer    of an edit for each group with successes and failures: "policy", asked under `edit_prompt`; "example": its
+              task with its right attempt, as an example; or FILE.py:NAME, a function of a `Contrast` that gives a list
+              of operations (see `edit`)
+    max_experiences  experiences: beyond it the oldest go;   max_chars  characters of one: a longer one is refused
+    accept    "always"; "better": an edited bank is tried by half of the next step's attempts, the other half reads the
               one before it, and the one with the better mean outcome stays
-    trains    whether attempts are trained; without, nothing but the bank learns
+    train     whether attempts are trained; without, nothing but the bank learns
     template  {prompt} and {bank};   entry  {text}, of an experience, and {number}
-    ask       {task}, {right}, {wrong}, {bank}
+    edit_prompt  {task}, {right}, {wrong}, {bank}
 
     Component "experiences" is the number that an attempt read: of a bank that doesn't fit beside the prompt the newest.
     Component "edits" is 1 for a group whose edit was carried out, 0 where it could not be read, or failed (on its first
@@ -116,13 +116,13 @@ class Bank(Rollout):
 
     group_size: Count = 8
     writer: Any = "policy"
-    most: Count = 32
-    longest: Count = 400
-    keeps: Literal["always", "better"] = "always"
-    trains: bool = False
+    max_experiences: Count = 32
+    max_chars: Count = 400
+    accept: Literal["always", "better"] = "always"
+    train: bool = False
     template: str = "{bank}{prompt}"
     entry: str = "[{number}] {text}\n"
-    ask: str = ASK
+    edit_prompt: str = ASK
     banks: dict[str, list[str]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     components = ("experiences", "edits")
@@ -131,7 +131,7 @@ class Bank(Rollout):
     def __post_init__(self) -> None:
         check_template("rollout.template", self.template, ("prompt", "bank"))
         check_template("rollout.entry", self.entry, ("text",), ("number",))
-        check_template("rollout.ask", self.ask, ("task",), ("right", "wrong", "bank"))
+        check_template("rollout.edit_prompt", self.edit_prompt, ("task",), ("right", "wrong", "bank"))
         self.banks.setdefault("current", [])
 
     def check_sampling(self, sampling: Sampling) -> None:
@@ -166,9 +166,7 @@ class Bank(Rollout):
                     shown_texts = self._fitting(draw, bank, play)
                     wording = Wording(self.template, {"bank": self._text(shown_texts)}) if shown_texts else None
                     info = {"experiences": len(shown_texts), "bank": origin}
-                    out.append(
-                        draw.attempts(n, first=begin, wording=wording, is_measurement=not self.trains, info=info)
-                    )
+                    out.append(draw.attempts(n, first=begin, wording=wording, is_measurement=not self.train, info=info))
         return out
 
     def _text(self, bank: Sequence[str]) -> str:
@@ -208,13 +206,13 @@ class Bank(Rollout):
         return with_component(forest, "edits", edits)
 
     def _is_short(self, operations: Sequence[Operation]) -> bool:
-        return all(len(str(operation.get("text") or "")) <= self.longest for operation in operations)
+        return all(len(str(operation.get("text") or "")) <= self.max_chars for operation in operations)
 
     def _take(self, operations: Sequence[Operation]) -> None:
-        """Carry out a step's edits; with `keeps` "better" the edited bank is tried first."""
+        """Carry out a step's edits; with `accept` "better" the edited bank is tried first."""
         if operations:
-            edited_bank = edit(self.banks["current"], operations)[0][-self.most :]
-            self.banks["current" if self.keeps == "always" else "candidate"] = edited_bank
+            edited_bank = edit(self.banks["current"], operations)[0][-self.max_experiences :]
+            self.banks["current" if self.accept == "always" else "candidate"] = edited_bank
 
     def _decide(self, forest: Forest) -> None:
         """Keep the bank that was tried if its attempts did better on average."""
@@ -251,7 +249,9 @@ class Bank(Rollout):
         session, out = play.session, list[list[Operation]]()
         bank = self._text(self.banks["current"])
         for number, contrast in enumerate(contrasts.values()):
-            question = self.ask.format(task=contrast.task, right=contrast.right, wrong=contrast.wrong, bank=bank)
+            question = self.edit_prompt.format(
+                task=contrast.task, right=contrast.right, wrong=contrast.wrong, bank=bank
+            )
             task = dataclasses.replace(play.step_draws[0].task, prompt=question)
             context = session.encode(task)
             if len(context) > session.episode.max_context - session.sampling.max_new_tokens:

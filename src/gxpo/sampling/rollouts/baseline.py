@@ -29,9 +29,9 @@ class BaselineRollouts(Rollout):
     """`group_size` samples of each task, and `baselines` rollouts beside them that nothing is learned from.
 
     baselines    a task; 0: as many as samples
-    of           who makes those: "current", the policy itself, or "reference", the model that the run starts from
+    policy       who makes those: "current", the policy itself, or "reference", the model that the run starts from
     temperature  at which they are drawn; None: the run's; 0: the most likely token every time, so one is enough
-    once         a task's are drawn when it is met for the first time; later its rollouts' info["baseline"] holds the
+    cache        a task's are drawn when it is met for the first time; later its rollouts' info["baseline"] holds the
                  mean of the outcomes that were seen then
 
     A baseline row is in its task's group with origin "baseline": scored and shaped like any other, but not compared,
@@ -44,27 +44,29 @@ class BaselineRollouts(Rollout):
 
     group_size: Count = 8
     baselines: Annotated[int, Ge(0)] = 1
-    of: Literal["current", "reference"] = "current"
+    policy: Literal["current", "reference"] = "current"
     temperature: Annotated[float, Ge(0)] | None = None
-    once: bool = False
+    cache: bool = False
     team: str = ""
     memory: dict[str, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.temperature == 0 and self.baselines != 1:
             raise ConfigError(f"greedy rollouts are all the same: set rollout.baselines=1, not {self.baselines}")
-        if self.team and self.of == "reference":
-            raise ConfigError("rollout.team: a team's attempts are all made by its own policy: set rollout.of=current")
+        if self.team and self.policy == "reference":
+            raise ConfigError(
+                "rollout.team: a team's attempts are all made by its own policy: set rollout.policy=current"
+            )
 
     @property
     def across_groups(self) -> bool:
-        """True with `once`: a task's baseline is then that of an earlier step."""
-        return self.once
+        """True with `cache`: a task's baseline is then that of an earlier step."""
+        return self.cache
 
     @property
     def policies(self) -> dict[str, str] | None:
         """Policy name -> "trained" or "frozen"; None if there is one policy only."""
-        return {"main": "trained", REFERENCE: "frozen"} if self.of == "reference" else None
+        return {"main": "trained", REFERENCE: "frozen"} if self.policy == "reference" else None
 
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
         baseline_sampling = play.session.sampling
@@ -77,11 +79,11 @@ class BaselineRollouts(Rollout):
         recorded_sampling = (
             baseline_sampling if baseline_sampling.temperature > 0 else lift_restrictions(play.session.sampling)
         )
-        policy = REFERENCE if self.of == "reference" else "main"
+        policy = REFERENCE if self.policy == "reference" else "main"
         out = []
-        # with `once` a task that was met before has its stored mean, and draws no further baselines
+        # with `cache` a task that was met before has its stored mean, and draws no further baselines
         for draw in draws:
-            known_mean = self.memory.get(draw.task.id) if self.once else None
+            known_mean = self.memory.get(draw.task.id) if self.cache else None
             out.append(draw.attempts(self.group_size, info={} if known_mean is None else {BASELINE: known_mean}))
             if known_mean is None:
                 out.append(
@@ -95,7 +97,7 @@ class BaselineRollouts(Rollout):
     # ------------------------------------------------------------ memory
     def observe(self, forest: Forest) -> None:
         """Store the mean outcome of each task's baseline rows, shaping included."""
-        if not self.once:
+        if not self.cache:
             return
         outcomes_by_task: dict[str, list[float]] = {}
         for task, origin, outcome in zip(forest.task, forest.origin, forest.outcome.tolist(), strict=True):

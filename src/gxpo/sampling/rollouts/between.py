@@ -43,7 +43,7 @@ Predict = Callable[[str, str], "Prediction | None"]  # (observation, action) -> 
 class CountedModel:
     """Table of a world: the most frequent answer to each (observation, action) that was met; never invents one.
 
-    most  pairs that it holds: those beyond are not learned, and are counted in `refused_count`
+    max_pairs  pairs that it holds: those beyond are not learned, and are counted in `refused_count`
 
     >>> model = CountedModel(1)
     >>> for observation in ("a", "b"): model.add(observation, "left", Prediction("c"))
@@ -51,7 +51,7 @@ class CountedModel:
     (Prediction(observation='c', done=False, success=None, reward=None), None, 1)
     """
 
-    most: int
+    max_pairs: int
     table: dict[str, Counter[str]] = field(default_factory=dict)
     refused_count: int = 0
 
@@ -62,7 +62,7 @@ class CountedModel:
     def add(self, observation: str, action: str, answer: Prediction) -> None:
         """Count an answer that the world gave."""
         key = json.dumps([observation, action])
-        if key not in self.table and len(self.table) >= self.most:
+        if key not in self.table and len(self.table) >= self.max_pairs:
             self.refused_count += 1
             return
         self.table.setdefault(key, Counter())[json.dumps(answer)] += 1

@@ -115,15 +115,15 @@ class Critique(RolloutPart):
     roles        names of the critic and of the solver: of agents, and of policies unless one is shared
     template     the critic's prompt: {prompt} and {attempt}, and {solution}, the reference solution, if it may see it
     refine_template  the solver's: {critique}, and {prompt} and {attempt}
-    right, wrong  regular expressions of a critique's verdict on the attempt; the last match counts. Both empty: no
-                  verdict is asked for, and there are no components of one
+    right_pattern, wrong_pattern  regular expressions of a critique's verdict on the attempt; the last match counts.
+                  Both empty: no verdict is asked for, and there are no components of one
     refine_temperature  of a frozen solver's refinements; None: as the run samples
     critic_tokens  most tokens of a critique; None: as the run samples
-    only         "all" attempts; "all_wrong": of tasks without a right attempt the first one, as hints are (the solver
+    critique     "all" attempts; "all_wrong": of tasks without a right attempt the first one, as hints are (the solver
                  is then trained, and held-out tasks are attempted plainly)
     refine       "all" attempts, or those called "wrong": one that is called right is kept, as its own refinement, and
                  refine_template may leave {critique} out
-    gate         "answer": a critique that holds the task's answer has no refinements, outcome 0, and component "leaks"
+    leak_check   "answer": a critique that holds the task's answer has no refinements, outcome 0, and component "leaks"
                  1: the solver never reads it
 
     A critique is one trajectory. Its outcome is the mean outcome of its refinements; it is a success if all of them
@@ -148,13 +148,13 @@ class Critique(RolloutPart):
     roles: list[str] = field(default_factory=lambda: ["critic", "solver"])
     template: str = CRITIQUE
     refine_template: str = REFINE
-    right: str = r"(?i)VERDICT:\W*(right|correct)"
-    wrong: str = r"(?i)VERDICT:\W*(wrong|incorrect)"
+    right_pattern: str = r"(?i)VERDICT:\W*(right|correct)"
+    wrong_pattern: str = r"(?i)VERDICT:\W*(wrong|incorrect)"
     refine_temperature: Annotated[float, Ge(0)] | None = None
     critic_tokens: Count | None = None
-    only: Literal["all", "all_wrong"] = "all"
+    critique: Literal["all", "all_wrong"] = "all"
     refine: Literal["all", "wrong"] = "all"
-    gate: Literal["none", "answer"] = "none"
+    leak_check: Literal["none", "answer"] = "none"
 
     single_turn = True
     components = ("verdict", "unreadable", "attempt", "refined", "leaks")
@@ -171,18 +171,21 @@ class Critique(RolloutPart):
         # where only what is called wrong is refined, the verdict has its use even if the solver never reads it
         needs = () if self.refine == "wrong" else ("critique",)
         check_template("rollout.refine_template", self.refine_template, needs, ("critique", "prompt", *read))
-        if self.refine == "wrong" and not (self.right and self.attempts):
+        if self.refine == "wrong" and not (self.right_pattern and self.attempts):
             raise ConfigError(
-                "rollout.refine=wrong refines what a critic calls wrong: set rollout.right, rollout.wrong and attempts"
+                "rollout.refine=wrong refines what a critic calls wrong: set rollout.right_pattern, wrong_pattern and "
+                "attempts"
             )
-        if bool(self.right) != bool(self.wrong):
-            raise ConfigError("rollout.right and rollout.wrong are two sides of one verdict: set both, or neither")
-        if self.only == "all_wrong" and (self.solver == "frozen" or not self.attempts):
+        if bool(self.right_pattern) != bool(self.wrong_pattern):
             raise ConfigError(
-                "rollout.only=all_wrong leaves a step without rollouts where every task has a right attempt: set "
+                "rollout.right_pattern and rollout.wrong_pattern are two sides of one verdict: set both, or neither"
+            )
+        if self.critique == "all_wrong" and (self.solver == "frozen" or not self.attempts):
+            raise ConfigError(
+                "rollout.critique=all_wrong leaves a step without rollouts where every task has a right attempt: set "
                 "rollout.solver=trained (or shared) and rollout.attempts to 1 or more, so that the attempts are trained"
             )
-        for name in ("right", "wrong"):
+        for name in ("right_pattern", "wrong_pattern"):
             try:
                 re.compile(getattr(self, name))
             except re.error as error:
@@ -204,15 +207,15 @@ class Critique(RolloutPart):
         """Raise TaskError if a task lacks the field that the critic reads or that the gate looks for."""
         if "{solution}" in self.template:
             reference_of(task, solution)
-        if self.gate == "answer" and task.answer is None:
-            raise TaskError(f"task {task.id!r} has no answer that rollout.gate=answer could find in a critique")
+        if self.leak_check == "answer" and task.answer is None:
+            raise TaskError(f"task {task.id!r} has no answer that rollout.leak_check=answer could find in a critique")
 
     def evaluation(self, samples: int) -> Critique:
         """Return the rollout for held-out tasks: `samples` chains of attempt, critique and refinement."""
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         sizes = {"attempts": samples, "group_size": 1} if self.attempts else {"group_size": samples}
         options.update(sizes, refinements=1)
-        return (_HeldOut if self.only == "all" else _Plain)(**options)
+        return (_HeldOut if self.critique == "all" else _Plain)(**options)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         critic, solver = self.roles
@@ -228,7 +231,7 @@ class Critique(RolloutPart):
         # a group of critiques for each attempt, or for each task where there is none
         topics: list[tuple[Task, str, int, _Call | None]] = [(a.task, a.key.task, a.key.attempt, a) for a in attempts]
         topics = topics if self.attempts else [(task, draw, 0, None) for task, draw in draws]
-        if self.only == "all_wrong":
+        if self.critique == "all_wrong":
             wrong = self._all_wrong(attempts)
             topics = [topic for topic in topics if topic[3] in wrong]
         critiques = [
@@ -239,8 +242,10 @@ class Critique(RolloutPart):
         ]  # fmt: skip
         self._say(critiques, session, tokens=self.critic_tokens)
         for critique in critiques:
-            critique.verdict = stated_verdict(critique.text, self.right, self.wrong) if self.right else None
-            critique.leaks = self.gate == "answer" and states_answer(critique.text, str(critique.task.answer))
+            critique.verdict = (
+                stated_verdict(critique.text, self.right_pattern, self.wrong_pattern) if self.right_pattern else None
+            )
+            critique.leaks = self.leak_check == "answer" and states_answer(critique.text, str(critique.task.answer))
         # the solver once more, under each critique; its mean outcome is the critique's
         refinements = [
             self._call(solver, c.task, self.refine_template,
@@ -354,9 +359,9 @@ class Critique(RolloutPart):
             rewards = {"refined": fmean(r.success for r in answers) if answers else 0.0}
             if critique.parent is not None:
                 rewards["attempt"] = attempt
-                if self.right:
+                if self.right_pattern:
                     rewards |= {"verdict": float(verdict == attempt), "unreadable": float(verdict is None)}
-            if self.gate == "answer":
+            if self.leak_check == "answer":
                 rewards["leaks"] = float(critique.leaks)
             outcome = fmean(r.outcome for r in answers) if answers else 0.0
             is_known = math.isfinite(sum(rewards.values()) + outcome)

@@ -104,7 +104,7 @@ class _Attempt:
 class CutAndRegenerate(RolloutPart):
     """Attempts that are cut before a flawed step and regenerated from there, up to `revisions` times.
 
-    `where` chooses the flawed step:
+    `cut_at` chooses the flawed step:
       "refiner"          the policy, asked under a prompt of its own, answers with the step's number. Question and
                          answer are a turn of agent "refiner" with its own context in the same trajectory, so that it
                          shares the trajectory's credit. 0 or no number of a step accepts the attempt as it is.
@@ -130,8 +130,8 @@ class CutAndRegenerate(RolloutPart):
     score           of "judge": FILE.py:NAME, a function of (task's text, steps, observations) that gives a score from 0
                     to 1, or None, for each step, as `signal.step_judge.score`
     samples         of "continuations": how many from each step
-    only            "all"; "failed": attempts whose verdict is known and wrong. Both judges never cut a right one
-    by              writer of what follows a cut: "policy", or FILE.py:NAME, a function of (task, text before the cut)
+    cut             "all"; "failed": attempts whose verdict is known and wrong. Both judges never cut a right one
+    writer          writer of what follows a cut: "policy", or FILE.py:NAME, a function of (task, text before the cut)
                     that gives the rest of the answer as a text, or None. Its tokens have no log-prob under a sampler
                     (`objective.on_unknown_behaviour`); an answer that gets too long is not revised
     keep            "newest"; "right": the attempt stays as it was where its last version is not right; "pairs": each
@@ -143,15 +143,15 @@ class CutAndRegenerate(RolloutPart):
 
     group_size: Count = 8
     revisions: Limit = 1
-    where: Literal["refiner", "uniform", "low_probability", "judge", "continuations", "phrase"] = "refiner"
+    cut_at: Literal["refiner", "uniform", "low_probability", "judge", "continuations", "phrase"] = "refiner"
     delimiter: Text = "\n"
     template: str = QUESTION
     refiner_tokens: Count = 8
     score: Any = ""
     threshold: float = 0.5
     samples: Count = 8
-    only: Literal["all", "failed"] = "all"
-    by: Any = "policy"
+    cut: Literal["all", "failed"] = "all"
+    writer: Any = "policy"
     keep: Literal["newest", "right", "pairs"] = "newest"
     phrases: list[str] = field(default_factory=list)
     insert: str = ""
@@ -160,27 +160,27 @@ class CutAndRegenerate(RolloutPart):
 
     def __post_init__(self) -> None:
         check_template("rollout.template", self.template, ("prompt",), ("attempt", "steps"))
-        if (self.where == "phrase") != bool(self.phrases):
-            raise ConfigError("rollout.phrases are what rollout.where=phrase looks for: set both, or neither")
+        if (self.cut_at == "phrase") != bool(self.phrases):
+            raise ConfigError("rollout.phrases are what rollout.cut_at=phrase looks for: set both, or neither")
         for phrase in self.phrases:
             try:
                 re.compile(phrase)
             except re.error as error:
                 raise ConfigError(f"rollout.phrases has {phrase!r}, no regular expression: {error}") from None
-        if self.insert and self.by != "policy":
-            raise ConfigError("rollout.insert is written before the policy's rest, and rollout.by writes all of it")
+        if self.insert and self.writer != "policy":
+            raise ConfigError("rollout.insert is written before the policy's rest, and rollout.writer writes all of it")
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raise ConfigError for a judge or writer that can't be used, and for sampling that it can't be read under."""
-        if self.where == "judge":
+        if self.cut_at == "judge":
             user_function(self.score, "rollout.score")
-        if self.by != "policy":
-            user_function(self.by, "rollout.by")
+        if self.writer != "policy":
+            user_function(self.writer, "rollout.writer")
             if sampling.top_k or sampling.top_p < 1:
-                raise ConfigError("rollout.by writes tokens that top-k and top-p may exclude: leave these out")
+                raise ConfigError("rollout.writer writes tokens that top-k and top-p may exclude: leave these out")
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        for key, is_set in (("by", self.by != "policy"), ("insert", bool(self.insert)), ("phrases", self.phrases)):
+        for key, is_set in (("by", self.writer != "policy"), ("insert", bool(self.insert)), ("phrases", self.phrases)):
             if is_set and session.envs is not None:
                 raise ConfigError(
                     f"rollout.{key} is of the text of an answer, and these tasks are episodes: leave it out"
@@ -204,7 +204,7 @@ class CutAndRegenerate(RolloutPart):
                     attempt.steps = self._step_starts(attempt.episode, play)
                 self._find_flaws(active, play)
                 active = [attempt for attempt in active if attempt.flaw is not None]
-                if self.by != "policy":
+                if self.writer != "policy":
                     active = self._write_suffixes(active, play)
                 if self.insert:
                     active = self._insert(active, play)
@@ -250,11 +250,11 @@ class CutAndRegenerate(RolloutPart):
             "refiner": self._ask_refiner, "judge": self._ask_judge, "continuations": self._try_continuations,
             "phrase": self._find_phrases,
         }  # fmt: skip
-        if self.where in ask:
-            ask[self.where](active, play)
+        if self.cut_at in ask:
+            ask[self.cut_at](active, play)
             return
         for attempt in active:
-            if self.where == "uniform":
+            if self.cut_at == "uniform":
                 attempt.flaw = random.Random(repr(attempt.stream())).randrange(len(attempt.steps))
             else:
                 pieces = attempt.pieces(attempt.logprobs)
@@ -263,7 +263,7 @@ class CutAndRegenerate(RolloutPart):
 
     @property
     def _needs_verdicts(self) -> bool:
-        return self.only == "failed" or self.keep == "right" or self.where == "continuations"
+        return self.cut == "failed" or self.keep == "right" or self.cut_at == "continuations"
 
     def _failed_episodes(self, episodes: Sequence[Episode], play: Play) -> set[Episode]:
         """Return the attempts whose verdict is known and wrong."""
@@ -351,7 +351,7 @@ class CutAndRegenerate(RolloutPart):
         """Have the rest of each attempt written; return those for which there is one that fits."""
         session = play.session
         views = [(a.episode.task, session.decode(self._before_cut(a))) for a in active]
-        suffixes = call_each(user_function(self.by, "rollout.by"), "rollout.by", views)
+        suffixes = call_each(user_function(self.writer, "rollout.writer"), "rollout.writer", views)
         fitting = []
         for a, suffix in zip(active, suffixes, strict=True):
             if not isinstance(suffix, str) or not suffix:
@@ -420,7 +420,7 @@ class CutAndRegenerate(RolloutPart):
         for a, fork, episode in zip(active, forks, episodes, strict=True):
             a.cuts.append(fork.turn if play.world else fork.token - a.n_inserted)
             episode.label = f"{a.name}/cut{len(a.cuts)}"
-        if self.by == "policy":
+        if self.writer == "policy":
             play.finish(episodes)
         else:
             play.take(episodes, [in_tokens(a.suffix, play.session) for a in active])

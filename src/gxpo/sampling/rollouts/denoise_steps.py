@@ -37,7 +37,7 @@ class DenoiseSteps(RolloutPart):
     is what the reward sees, so a scorer of samples scores steps. The last step, the ODE's, has none.
 
     candidates  1: steps of a sample alone; more are compared with one another
-    begin       first step with trajectories; the ones before are sampled alone
+    first_step  first step with trajectories; the ones before are sampled alone
     by_sample   a group is the candidates of one sample's step ("s{step}/{task}/{sample}/{k}"), not of the step of all
                 samples of a task ("s{step}/{task}/{k}")
     noise       see `denoise`
@@ -50,7 +50,7 @@ class DenoiseSteps(RolloutPart):
 
     group_size: Count = 8
     candidates: Count = 1
-    begin: Limit = 0
+    first_step: Limit = 0
     by_sample: bool = False
     noise: Noise = field(default="auto", kw_only=True)
 
@@ -75,7 +75,7 @@ class DenoiseSteps(RolloutPart):
         paths = [(g, i, head) for g, group in enumerate(heads) for i, head in enumerate(group)]
         records, k = list[dict[str, Any]](), 0
         while True:
-            n = self.candidates if k >= self.begin else 1
+            n = self.candidates if k >= self.first_step else 1
             streams = [tuple(stream(session, draws[g], i, (k, b)) for b in range(n)) for g, i, _ in paths]
             nexts = session.sample(
                 [
@@ -90,7 +90,7 @@ class DenoiseSteps(RolloutPart):
             grown = [
                 (g, i, concatenate(path, y), path, y) for (g, i, path), ys in zip(paths, nexts, strict=True) for y in ys
             ]
-            if k >= self.begin:
+            if k >= self.first_step:
                 requests_ahead = [
                     continue_request(prompts[g], x.extras["latent"], streams[0][:1]) for g, _, x, _, _ in grown
                 ]
@@ -113,7 +113,7 @@ class DenoiseSteps(RolloutPart):
             paths = [grown[p * n + pick][:3] for p, pick in enumerate(picks)]
             k += 1
         if not records:
-            raise ConfigError(f"rollout.begin={self.begin}: {k} steps have noise, so it is below that")
+            raise ConfigError(f"rollout.first_step={self.first_step}: {k} steps have noise, so it is below that")
         return Forest.from_records(records)
 
 
@@ -130,9 +130,10 @@ class Renoise(RolloutPart):
     of a path.
 
     The action of a trajectory is its re-noised latents, the trained tokens, and then the sample itself. The times are
-    stratified: one from each of `levels` equal parts of the steps from `begin` up to `end`, where noise is step 0.
+    stratified: one from each of `levels` equal parts of the steps from `first_step` up to `end_step`, where noise is
+    step 0.
 
-    end           0: all steps
+    end_step      0: all steps
     shared_noise  re-noised latents of one group have the same times and the same noise
 
     `sampling.temperature` is not read. Sources: AWM, arXiv 2509.25050 (6 levels of the sampler's own steps but the
@@ -141,8 +142,8 @@ class Renoise(RolloutPart):
 
     group_size: Count = 8
     levels: Count = 4
-    begin: Limit = 0
-    end: Limit = 0
+    first_step: Limit = 0
+    end_step: Limit = 0
     shared_noise: bool = False
 
     provides = ("latents", "renoised")
@@ -158,9 +159,11 @@ class Renoise(RolloutPart):
         samples = session.sample(requests(prompts, draws, self.group_size, session), ode)
         rows = [(g, i, sample) for g, group in enumerate(samples) for i, sample in enumerate(group)]
         steps = min((len(sample.tokens) - 1 for _, _, sample in rows), default=0)
-        first, last = self.begin, min(self.end or steps, steps)
+        first, last = self.first_step, min(self.end_step or steps, steps)
         if rows and not 0 <= first < last:
-            raise ConfigError(f"rollout.begin={first} and rollout.end={self.end}: the sampler has {steps} steps")
+            raise ConfigError(
+                f"rollout.first_step={first} and rollout.end_step={self.end_step}: the sampler has {steps} steps"
+            )
         renoised_latents: dict[tuple[int, int], list[Completion]] = {(g, i): [] for g, i, _ in rows}
         for j in range(self.levels):
             # rows of one time are noised together; the random numbers are the group's, or the sample's own

@@ -190,7 +190,7 @@ class ExpertSteps(RolloutPart):
     reward may judge them by info["call"] (name and argument), info["expert"] (the expert's) and info["last"] (it was
     the expert's last step).
 
-    compares  outcome of an action without such a reward:
+    match_on  outcome of an action without such a reward:
               "call"   1 for the very same call; the environment is not asked
               "state"  1 for an action that leads to the expert's next state, in an environment that was put back to the
                        place; info["format"] is 1 if it could read the action
@@ -203,7 +203,7 @@ class ExpertSteps(RolloutPart):
 
     group_size: Count = 8
     steps: Limit = 1
-    compares: Literal["call", "state"] = "call"
+    match_on: Literal["call", "state"] = "call"
 
     provides = ("states",)
     requires = ("expert", "restarts")
@@ -221,7 +221,7 @@ class ExpertSteps(RolloutPart):
                 for place, request, completions in zip(places, requests, session.sample(requests), strict=True)
                 for key, completion in zip(request.streams, completions, strict=True)
             ]
-            outcomes = carry_out(play, rows) if self.compares == "state" else [None] * len(rows)
+            outcomes = carry_out(play, rows) if self.match_on == "state" else [None] * len(rows)
         records = [self._record(*row, session, after) for row, after in zip(rows, outcomes, strict=True)]
         return session.score(Forest.from_records(records))
 

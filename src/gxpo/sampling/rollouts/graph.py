@@ -42,13 +42,13 @@ class Call:
     pattern  regular expression of a call in the caller's text; its first group is the {request} that the helper reads
              (all of the match, if it has no group)
     reply    what the caller reads when the helper is done (None: the helper's text)
-    most     budget: calls of this kind that an attempt carries out; further ones remain plain text
+    max_calls  budget: calls of this kind that an attempt carries out; further ones remain plain text
     """
 
     helper: str
     pattern: str
     reply: Text | None = field(default=None, kw_only=True)
-    most: int = field(default=0, kw_only=True)
+    max_calls: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Role:
         """
         matches = []
         for call in self.calls:
-            n_left = call.most - list(past).count(call)
+            n_left = call.max_calls - list(past).count(call)
             matches += [(match, call) for match in list(re.finditer(call.pattern, text))[:n_left]]
         in_order = sorted(matches, key=lambda pair: pair[0].start())
         return [(call, match[1 if match.re.groups else 0] or "") for match, call in in_order]
@@ -171,7 +171,7 @@ class Graph:
                 if call.helper not in helpers:
                     hint = did_you_mean(call.helper, helpers) or f"; the helpers are {', '.join(helpers) or 'none'}"
                     raise ConfigError(f"team: {role.name!r} calls {call.helper!r}, which is no helper{hint}")
-                if call.most < 1:
+                if call.max_calls < 1:
                     raise ConfigError(
                         f"team: {role.name!r} calls {call.helper!r} without a budget: give the call most=N, the calls "
                         "that an attempt may make"
@@ -214,7 +214,7 @@ class Graph:
     def longest(self) -> int:
         """Most turns of an attempt; a call adds the helper's and one more of the caller."""
         spans = [i - self.names.index(role.back) + 1 for i, role in enumerate(self.roles) if role.back is not None]
-        calls = sum(call.most for role in self.members for call in role.calls)
+        calls = sum(call.max_calls for role in self.members for call in role.calls)
         return len(self.roles) + (self.rounds - 1) * max(spans, default=0) + 2 * calls
 
     def after(self, role: Role, texts: Texts, round: int) -> tuple[Role | None, int]:
@@ -368,7 +368,7 @@ asking = Graph(
             running=True,
             answer="{planner}",
             stop=("</ask>",),
-            calls=(Call("worker", r"(?s)<ask>(.*?)</ask>", reply="Your colleague says:\n{worker}", most=2),),
+            calls=(Call("worker", r"(?s)<ask>(.*?)</ask>", reply="Your colleague says:\n{worker}", max_calls=2),),
             local=_one_request,
         ),
     ),
@@ -385,8 +385,8 @@ searching = Graph(
             answer="{planner}",
             stop=("</local>", "</web>"),
             calls=(
-                Call("local", r"(?s)<local>(.*?)</local>", reply="Our documents:\n{local}", most=2),
-                Call("web", r"(?s)<web>(.*?)</web>", reply="The web:\n{web}", most=2),
+                Call("local", r"(?s)<local>(.*?)</local>", reply="Our documents:\n{local}", max_calls=2),
+                Call("web", r"(?s)<web>(.*?)</web>", reply="The web:\n{web}", max_calls=2),
             ),
         ),
     ),

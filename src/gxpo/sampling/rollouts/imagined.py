@@ -51,7 +51,7 @@ class Imagined(Rollout):
     unknown    an episode in which the model can't answer is "unscored", so that nothing is learned from it, or it has
                "failed", so that leaving what the model knows is held back
     max_state  most characters of a predicted observation
-    most       pairs of observation and action that the table holds
+    max_pairs  pairs of observation and action that the table holds
     template   of "turn": {observation}, and {predicted}, which is "unknown" where the model can't tell
 
     Episodes in which the model can't answer are counted as of a broken environment. Held-out tasks are episodes of the
@@ -69,7 +69,7 @@ class Imagined(Rollout):
     threshold: float = 0.82
     unknown: Literal["unscored", "failed"] = "unscored"
     max_state: Count = 10_000
-    most: Count = 10_000
+    max_pairs: Count = 10_000
     template: str = "{observation}\nThat would lead to:\n{predicted}\nYour action:"
     table: CountedModel = field(init=False, repr=False, compare=False)
 
@@ -79,7 +79,7 @@ class Imagined(Rollout):
 
     def __post_init__(self) -> None:
         check_template("rollout.template", self.template, ("predicted",), ("observation",))
-        object.__setattr__(self, "table", CountedModel(self.most))
+        object.__setattr__(self, "table", CountedModel(self.max_pairs))
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raise ConfigError for a model or judge that can't be used."""

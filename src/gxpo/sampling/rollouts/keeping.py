@@ -1,4 +1,4 @@
-"""Selections of `again`: functions of the rounds, the play and the group size that return the step's rollouts."""
+"""Selections of `retry`: functions of the rounds, the play and the group size that return the step's rollouts."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class MonteCarloValues(Rollout):
     state, the first of a segment or turn. Elsewhere that column is nan, and where no continuation could be scored.
 
     samples        continuations of a state
-    at             "segment": states are those before the method's segments (`segment`), on tasks of prompts; "turn":
+    unit           "segment": states are those before the method's segments (`segment`), on tasks of prompts; "turn":
                    those before an agent's actions, in environments that can be restarted
     prompt         the state before the first token is valued, too: once for the group, from its first attempt
     boundaries     at most so many states of an attempt, evenly among those there are; 0: all. The prompt isn't counted
@@ -75,7 +75,7 @@ class MonteCarloValues(Rollout):
 
     group_size: Count = 8
     samples: Count = 9
-    at: Literal["segment", "turn"] = "segment"
+    unit: Literal["segment", "turn"] = "segment"
     prompt: bool = True
     boundaries: Limit = 0
     token_budget: Limit = 0
@@ -89,18 +89,18 @@ class MonteCarloValues(Rollout):
     requires = ("segments",)
 
     def __post_init__(self) -> None:
-        if self.at == "turn":
+        if self.unit == "turn":
             if self.answer_cue or self.answer_tokens:
-                raise ConfigError("rollout.answer_cue and answer_tokens cut answers short: set rollout.at=segment")
+                raise ConfigError("rollout.answer_cue and answer_tokens cut answers short: set rollout.unit=segment")
             object.__setattr__(self, "requires", ("restarts",))
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        if self.at == "turn" and session.envs is None:
-            raise ConfigError("rollout.at=turn needs an environment: set rollout.at=segment, or choose such a task")
-        if self.at == "segment" and session.envs is not None:
+        if self.unit == "turn" and session.envs is None:
+            raise ConfigError("rollout.unit=turn needs an environment: set rollout.unit=segment, or choose such a task")
+        if self.unit == "segment" and session.envs is not None:
             raise ConfigError(
-                "rollout.at=segment goes on from the middle of an action, and environments can't be taken back to "
-                "there: set rollout.at=turn, or choose a task of prompts"
+                "rollout.unit=segment goes on from the middle of an action, and environments can't be taken back to "
+                "there: set rollout.unit=turn, or choose a task of prompts"
             )
         return super().grow(tasks, session)
 

@@ -30,7 +30,7 @@ class Opponents:
     """Snapshots of one policy by the step after which they were taken: the first one, and the newest `history`."""
 
     history: int
-    by: Literal["age", "rating"] = "age"
+    draw_by: Literal["age", "rating"] = "age"
     ratings: dict[str, float] = field(default_factory=dict)  # of each snapshot, the oldest first
     policy: float = 0.0  # the rating of the policy itself
     parameters: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict, repr=False)
@@ -49,7 +49,7 @@ class Opponents:
         """Draw an opponent: each alike, or by the score that it expects against the policy."""
         if not self.ratings:
             raise GxpoError("there is no opponent yet: the policy's parameters were not finite in the first step")
-        weights = [1.0 if self.by == "age" else expected_score(r, self.policy) for r in self.ratings.values()]
+        weights = [1.0 if self.draw_by == "age" else expected_score(r, self.policy) for r in self.ratings.values()]
         return chance.choices(list(self.ratings), weights)[0]
 
     def rate(self, games: Sequence[tuple[str, float]]) -> None:

@@ -66,8 +66,8 @@ class Proposer(RolloutPart):
     template   the proposer's prompt, with {answer}, which the question has to have
     valid      "sum", a sum or difference that has the answer; or FILE.py:NAME, a function of (text, answer) that
                returns the question in a text, or None
-    pays       of a valid question: see `proposer_reward`;   penalty  reward of a text without one
-    trains     "both", or "proposer" or "solver" alone
+    reward_shape  of a valid question: see `proposer_reward`;   penalty  reward of a text without one
+    train      "both", or "proposer" or "solver" alone
 
     The rewards of a question's two sides sum to 1 ("linear"). Component "valid" is 1 for a valid question. A text
     without one gets no attempts: that proposal alone has `penalty`. A question that nobody could score is unscored.
@@ -79,9 +79,9 @@ class Proposer(RolloutPart):
     proposals: Count = 2
     template: str = "{answer}"
     valid: Any = "sum"
-    pays: Literal["linear", "parabola"] = "linear"
+    reward_shape: Literal["linear", "parabola"] = "linear"
     penalty: float = 0.0
-    trains: Literal["both", "proposer", "solver"] = "both"
+    train: Literal["both", "proposer", "solver"] = "both"
 
     single_turn = True
     samples_prompts = False
@@ -112,11 +112,11 @@ class Proposer(RolloutPart):
             is_valid, rates = proposal.question is not None, proposal.scores
             reward = None if is_valid else self.penalty
             if rates:
-                reward = proposer_reward(sum(x > 0 for x in rates) / len(rates), self.pays)
+                reward = proposer_reward(sum(x > 0 for x in rates) / len(rates), self.reward_shape)
             line = self._record(proposal.task, PROPOSER, proposal.text, proposal.key, "", session)
             lines.append(line | {"reward": reward, "rewards": {"valid": float(is_valid)}, "success": is_valid})
-        forests = [Forest.from_records(lines)] if self.trains != SOLVER or solutions is None else []
-        return Forest.concat([*forests, *([solutions] if solutions is not None and self.trains != PROPOSER else [])])
+        forests = [Forest.from_records(lines)] if self.train != SOLVER or solutions is None else []
+        return Forest.concat([*forests, *([solutions] if solutions is not None and self.train != PROPOSER else [])])
 
     def _attempts(self, asking: Sequence[_Proposal], session: Session) -> Forest | None:
         """Let the solver attempt these proposals' questions, note its scores there, and return the scored attempts."""

@@ -17,7 +17,6 @@ from gxpo.forest import grouped
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Session
 from gxpo.parts.registry import part
-from gxpo.sampling.rollouts.again import Retried
 from gxpo.sampling.rollouts.base import Count, Round
 from gxpo.sampling.rollouts.build import Limit
 from gxpo.sampling.rollouts.episodes import Play
@@ -31,22 +30,23 @@ from gxpo.sampling.rollouts.replay_buffer import (
     choose,
     side_by_side,
 )
+from gxpo.sampling.rollouts.retry import RetryRounds
 
 
 @part("replay", stage="rollout")
 @dataclass(frozen=True)
-class Replay(Remembers, Retried):
+class Replay(Remembers, RetryRounds):
     """`group_size` fresh samples of each task, and up to `replays` rollouts of the task from earlier steps.
 
     replays     rows a task, once at least `min_stored` rollouts of it that may be replayed are stored
     choice      rule that chooses them: see `replay_buffer.choose`
-    into        groups that get some: "all"; "uniform": only those whose known verdicts are all alike, which get rows of
+    groups      groups that get some: "all"; "uniform": only those whose known verdicts are all alike, which get rows of
                 the other verdict: successes where all failed, failures where all succeeded
     max_stored  most rollouts stored of a task, the newest ones ("uniform": of each verdict); `max_tasks`: see
                 `ReplayBuffer`
     statistics  "split": replayed rows are a group of their own, "GROUP/replay"; "mixed": they join the fresh group
     coef        weight of replayed rows; 0 leaves them in statistics and denominators only
-    when, how, keep, warmup_steps  what is attempted again and kept of it: see `again`
+    retry_if, retry_with, keep, warmup_steps  what is attempted again and kept of it: see `retry`
 
     A replayed row has origin "replay" and the log-probs and policy version that it was sampled with, keeps its outcome
     and verdict, and comes next to its task's fresh rows, so that minibatches hold both. Fresh rollouts are stored after
@@ -66,13 +66,13 @@ class Replay(Remembers, Retried):
     max_tasks: Count = 10_000
     statistics: Literal["split", "mixed"] = "split"
     coef: Annotated[float, Ge(0)] = 1.0
-    into: Literal["all", "uniform"] = "all"
+    groups: Literal["all", "uniform"] = "all"
     team: str = ""
     buffer: ReplayBuffer = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "buffer", ReplayBuffer(self.max_stored, self.max_tasks, self.into == "uniform"))
+        object.__setattr__(self, "buffer", ReplayBuffer(self.max_stored, self.max_tasks, self.groups == "uniform"))
         if not 1 <= self.min_stored <= self.max_stored:
             raise ConfigError(
                 f"rollout.min_stored={self.min_stored} must be from 1 to rollout.max_stored={self.max_stored}"
@@ -87,7 +87,7 @@ class Replay(Remembers, Retried):
         # a further group of a task (as of `reflect`) had another prompt: its rollouts must not come back as the task's
         own_groups = {draw.group for draw in play.step_draws}
         self.buffer.hold(fresh.select(torch.tensor([group in own_groups for group in fresh.group], dtype=torch.bool)))
-        verdict_by_group = opposite(fresh) if self.into == "uniform" else dict.fromkeys(fresh.group)
+        verdict_by_group = opposite(fresh) if self.groups == "uniform" else dict.fromkeys(fresh.group)
         task_of = dict(zip(fresh.group, fresh.task, strict=True))
         records, neighbours = [], list(fresh.group)
         for group, verdict in verdict_by_group.items():
@@ -150,18 +150,18 @@ def draw_by_weight(weights: Sequence[float], k: int, key: Sequence[Any]) -> list
 
 @part("group_replay", stage="rollout")
 @dataclass(frozen=True)
-class GroupReplay(Remembers, Retried):
+class GroupReplay(Remembers, RetryRounds):
     """`group_size` fresh samples of each task, followed by scored rollouts of earlier steps, group by group.
 
     choice      "all": every stored rollout. "advantage": for every fresh rollout whose advantage in its group is 0,
-                `fill` stored ones of any task are drawn with P in proportion to |A|, A GRPO's advantage of the outcome
-                in the group that it was sampled in. "largest": of those with |A| above `least` as many as `fill` times
-                the fresh ones, all where there are fewer, each equally likely
-    fill        drawn for each rollout of no advantage ("largest": for each), on average; 1: as many as there are
-    least       see "largest"
+                `replay_ratio` stored ones of any task are drawn with P in proportion to |A|, A GRPO's advantage of the
+                outcome in the group that it was sampled in. "largest": of those with |A| above `min_advantage` as many
+                as `replay_ratio` times the fresh ones, all where there are fewer, each equally likely
+    replay_ratio  drawn for each rollout of no advantage ("largest": for each), on average; 1: as many as there are
+    min_advantage  see "largest"
     every       steps from one replay to the next: those that it divides
     max_groups  stored, the newest; 0: those of the step before. But for "all", groups of equal outcomes are not
-    when, how, keep, warmup_steps  what is attempted again and kept of it: see `again`
+    retry_if, retry_with, keep, warmup_steps  what is attempted again and kept of it: see `retry`
 
     A returning rollout has origin "replay" and the log-probs, policy version, outcome and verdict of its own, in the
     group "GROUP/again". The other members of a drawn one's group come with it, not trained and in no denominator, so
@@ -174,8 +174,8 @@ class GroupReplay(Remembers, Retried):
 
     group_size: Count = 8
     choice: Literal["advantage", "all", "largest"] = "advantage"
-    fill: Annotated[float, Gt(0)] = 1.0
-    least: Annotated[float, Ge(0)] = 1.0
+    replay_ratio: Annotated[float, Gt(0)] = 1.0
+    min_advantage: Annotated[float, Ge(0)] = 1.0
     every: Count = 1
     max_groups: Limit = 1024
     buffer: StoredGroups = field(init=False, repr=False, compare=False)
@@ -219,11 +219,11 @@ class GroupReplay(Remembers, Retried):
         strengths, key = self._strengths(), (session.seed, session.step)
         if self.choice == "largest":
             return draw_by_weight(
-                [float(a > self.least) for a in strengths], int(self.fill * fresh.n_trajectories), key
+                [float(a > self.min_advantage) for a in strengths], int(self.replay_ratio * fresh.n_trajectories), key
             )
         outcome, group, is_compared_R = self._comparison(fresh)
         is_idle_R = grouped.normalize(outcome, group, is_compared_R) == 0
-        return draw_by_weight(strengths, int(self.fill * int((is_idle_R & is_compared_R).sum())), key)
+        return draw_by_weight(strengths, int(self.replay_ratio * int((is_idle_R & is_compared_R).sum())), key)
 
     def _strengths(self) -> list[float]:
         """Return |A| of every stored rollout, in its own group."""

@@ -140,7 +140,7 @@ class Searching(RolloutPart):
                   of +-1. q = value / visits
     backup        of the terminals that one expansion brings: "one", a success before a failure before one that was cut,
                   of these the one of least mean -log p; the others are discarded. Or "all"
-    following     where the search goes on after a terminal: "frontier", the best of all nodes without children; "root",
+    resume_at     where the search goes on after a terminal: "frontier", the best of all nodes without children; "root",
                   down from the root. Without a terminal it goes on with one of the new children
     selection     the score of a child: "uct", those without visits first; "uct_counted", where no visits count as one;
                   "puct", whose prior is the geometric mean of the probabilities of the piece's tokens
@@ -166,7 +166,7 @@ class Searching(RolloutPart):
     width: Count = 4
     values: Literal["weighted", "mean"] = "weighted"
     backup: Literal["one", "all"] = "one"
-    following: Literal["frontier", "root"] = "frontier"
+    resume_at: Literal["frontier", "root"] = "frontier"
     selection: Literal["uct", "uct_counted", "puct"] = "uct"
     exploration: Annotated[float, Ge(0)] = 2.0
     greedy: bool = False
@@ -241,7 +241,7 @@ class Searching(RolloutPart):
         else:
             tree.current = (
                 self._frontier(tree.root, grower.most)
-                if self.following == "frontier"
+                if self.resume_at == "frontier"
                 else self._descend(tree.root, tree.draws)
             )
 
@@ -310,20 +310,20 @@ class Search(Searching):
     An environment is taken back by snapshot, or by carrying out the actions again.
 
     chunks  most pieces of an answer: one has `sampling.max_new_tokens` / `chunks` tokens (rounded up), and is a segment
-    trains  "attempts": whole ones, a group for a task; "siblings": the children of a node are a group, each a
+    train   "attempts": whole ones, a group for a task; "siblings": the children of a node are a group, each a
             trajectory of its piece alone, under all that it was sampled under, with its q as outcome. Children that no
             end was backed up through have no q and are discarded; a child has a verdict if it is an end
     """
 
     chunks: Count = 8
-    trains: Literal["attempts", "siblings"] = "attempts"
+    train: Literal["attempts", "siblings"] = "attempts"
 
     provides = ("states", "forks", "segments")
 
     @property
     def by_node(self) -> bool:
         """True if the children of each node are a group."""
-        return self.trains == "siblings"
+        return self.train == "siblings"
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         if session.envs is None:

@@ -120,22 +120,22 @@ class Seats(RolloutPart):
     opponents  who plays the other seats: "self", the policy plays all of them; "past", the policy of an earlier step;
                "random" or "expert", players of the world
     seat       role that the policy has with opponents ("": drawn for each group)
-    every, history, by   a snapshot of the policy every `every` steps; the newest `history` and the very first are the
-               opponents, drawn for each group: "age", each alike; "rating", in proportion to the score that their Elo
-               rating expects against the policy
-    against    the opponent in evaluations; "start" is the first snapshot. Of several the k-th attempt at a task meets
-               the k-th, and evaluations have the wins against each (eval_win_NAME)
+    every, history, draw_by  a snapshot of the policy every `every` steps; the newest `history` and the very first are
+               the opponents, drawn for each group: "age", each alike; "rating", in proportion to the score that their
+               Elo rating expects against the policy
+    eval_opponent  the opponent in evaluations; "start" is the first snapshot. Of several the k-th attempt at a task
+               meets the k-th, and evaluations have the wins against each (eval_win_NAME)
     policy     "shared": one policy in all seats; "per_role": each of `roles` trains an adapter of its own
     frozen     roles that the policy plays without being trained
     models     role -> a checkpoint that plays it, untrained (see `Team`)
     compare    the group: a task's trajectories of one "role" ("walker" of walker_0 and walker_1), of one "agent", or
                all of one "episode"
-    pays       "own": each seat its own rewards; "team": the mean of all seats' sums, with the last action
-    conflict   where several claim the same, as one cell: "" the world's own rule; "priority" the most probable action
-               keeps it, "first" the first agent, "random", "closest". An overridden action is not trained
-    sees       role or agent -> those whose actions it reads before its own, within one step of the world; "earlier":
+    reward_scope  "own": each seat its own rewards; "team": the mean of all seats' sums, with the last action
+    conflict_rule  where several claim the same, as one cell: "" the world's own rule; "priority" the most probable
+               action keeps it, "first" the first agent, "random", "closest". An overridden action is not trained
+    observes   role or agent -> those whose actions it reads before its own, within one step of the world; "earlier":
                each agent those before it; "partner": the one of these whose actions have mattered most to what it was
-               paid (`Partners`, of `share` of all pairs). sees_until   last step of the run with that (0: always)
+               paid (`Partners`, of `share` of all pairs). observes_until   last step of the run with that (0: always)
 
     A trajectory's `info` has its "seat", "episode", "opponent" and the "result" that the world states (win, draw,
     invalid...), which metrics count apart (result_NAME). Held-out tasks give the trajectory of one seat each.
@@ -147,17 +147,17 @@ class Seats(RolloutPart):
     seat: str = ""
     every: Count = 10
     history: Count = 4
-    by: Literal["age", "rating"] = "age"
-    against: Against | list[Against] = "random"
+    draw_by: Literal["age", "rating"] = "age"
+    eval_opponent: Against | list[Against] = "random"
     policy: Literal["shared", "per_role"] = "shared"
     roles: list[str] = field(default_factory=list)
     frozen: list[str] = field(default_factory=list)
     models: dict[str, str] = field(default_factory=dict, hash=False)  # type: ignore[misc]  # of the base an attribute
     compare: Literal["role", "agent", "episode"] = "role"
-    pays: Literal["own", "team"] = "own"
-    conflict: Literal["", "priority", "first", "random", "closest"] = ""
-    sees: dict[str, list[str]] | Literal["earlier", "partner"] = field(default_factory=dict, hash=False)
-    sees_until: Limit = 0
+    reward_scope: Literal["own", "team"] = "own"
+    conflict_rule: Literal["", "priority", "first", "random", "closest"] = ""
+    observes: dict[str, list[str]] | Literal["earlier", "partner"] = field(default_factory=dict, hash=False)
+    observes_until: Limit = 0
     share: Annotated[float, Interval(gt=0, le=1)] = 0.5
     pool: Opponents = field(init=False, repr=False, compare=False)
     partners: Partners = field(init=False, repr=False, compare=False, default_factory=Partners)
@@ -167,19 +167,19 @@ class Seats(RolloutPart):
     is_held_out = False
 
     def __post_init__(self) -> None:
-        if not self.against:
-            raise ConfigError("rollout.against names nobody: name one of self, start, random, expert, or several")
+        if not self.eval_opponent:
+            raise ConfigError("rollout.eval_opponent names nobody: name one of self, start, random, expert, or several")
         if both := {*self.frozen} & {*self.models}:
             raise ConfigError(f"rollout.models: {min(both)!r} is in rollout.frozen, too: name it in one")
         if self.policy == "per_role" and not self.roles:
             raise ConfigError("rollout.policy=per_role has an adapter for each role: name them in rollout.roles")
         if self.policy == "per_role" and self.opponents == PAST:
             raise ConfigError("rollout.opponents=past plays one policy's snapshots: set rollout.policy=shared")
-        if isinstance(self.sees, dict):
-            names = [*self.sees, *(x for names_seen in self.sees.values() for x in names_seen)]
+        if isinstance(self.observes, dict):
+            names = [*self.observes, *(x for names_seen in self.observes.values() for x in names_seen)]
             for name in names:
                 self._levels(names, name)
-        object.__setattr__(self, "pool", Opponents(self.history, self.by))
+        object.__setattr__(self, "pool", Opponents(self.history, self.draw_by))
 
     @property
     def policies(self) -> dict[str, str]:
@@ -190,10 +190,12 @@ class Seats(RolloutPart):
     @property
     def across_groups(self) -> bool:
         """True if opponents are earlier policies, which asynchronous training refuses."""
-        return self.opponents == PAST or "start" in self.against or self.sees == "partner" or bool(self.models)
+        return (
+            self.opponents == PAST or "start" in self.eval_opponent or self.observes == "partner" or bool(self.models)
+        )
 
     def evaluation(self, samples: int) -> Seats:
-        """Return the rollout for held-out tasks: one seat of each episode, with the opponents `against`."""
+        """Return the rollout for held-out tasks: one seat of each episode, with the opponents `eval_opponent`."""
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
         twin = _HeldOut(**{**options, "group_size": samples})
         object.__setattr__(twin, "pool", self.pool)
@@ -202,7 +204,7 @@ class Seats(RolloutPart):
 
     # ------------------------------------------------------------ playing
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        takes_snapshots = self.opponents == PAST or "start" in self.against
+        takes_snapshots = self.opponents == PAST or "start" in self.eval_opponent
         if not self.is_held_out and takes_snapshots and (session.step - 1) % self.every == 0:
             self.pool.add(session.step - 1, session.learner.snapshot())  # type: ignore[attr-defined]  # the run's session
         draws = [Draw(t, n, f"s{session.step}/{n}") for t, n in zip(tasks, name_draws(tasks), strict=True)]
@@ -229,7 +231,7 @@ class Seats(RolloutPart):
             envs.finish([table.name for table in tables])
         if self.opponents == PAST and not self.is_held_out:
             self.pool.rate([(t.opponent, self._score(t)) for t in tables])
-        if self.sees == "partner" and not self.is_held_out:
+        if self.observes == "partner" and not self.is_held_out:
             for table in tables:
                 self._note_payoffs(table, session)
         return Forest.from_records([record for table in tables for record in self._records(table, session)])
@@ -344,7 +346,7 @@ class Seats(RolloutPart):
                 order["confidence"][seat.agent] = math.exp(sum(x for x in completion.logprobs if x == x))
         for table in tables:
             table.turns += 1
-            orders[table.name] |= {"conflict": self.conflict, "draw": table.number}
+            orders[table.name] |= {"conflict": self.conflict_rule, "draw": table.number}
         # an agent whose context is full ends the episode for all
         cut_tables = [t for t in tables if any(t.seats[a].attempt.end == "context" for a in t.acting)]
         for table in cut_tables:
@@ -383,26 +385,26 @@ class Seats(RolloutPart):
     # ------------------------------------------------------------ who sees whom
     def _visible(self, agent: str, names: Sequence[str]) -> list[str]:
         """Return those of the names whose actions the agent reads."""
-        if self.sees == "earlier":
+        if self.observes == "earlier":
             return list(names)
-        if self.sees == "partner":
+        if self.observes == "partner":
             return self.partners.of(agent, names, self.share)
-        assert isinstance(self.sees, dict)
-        visible_names = {*self.sees.get(agent, ()), *self.sees.get(role_of(agent), ())}
+        assert isinstance(self.observes, dict)
+        visible_names = {*self.observes.get(agent, ()), *self.observes.get(role_of(agent), ())}
         return [name for name in names if {name, role_of(name)} & visible_names and name != agent]
 
     def _levels(self, names: Sequence[str], name: str, above: tuple[str, ...] = ()) -> int:
         """Depth of a name in the graph of who sees whom; ConfigError for a circle."""
         if name in above:
-            raise ConfigError(f"rollout.sees goes in a circle: {' sees '.join((*above, name))}; leave one out")
+            raise ConfigError(f"rollout.observes goes in a circle: {' sees '.join((*above, name))}; leave one out")
         parents = self._visible(name, names)
         return max((1 + self._levels(names, p, (*above, name)) for p in parents), default=0)
 
     def _rows(self, acting: Sequence[str], session: Session) -> list[list[str]]:
         """Group the agents that act by when they do: those that see nobody first."""
-        if not self.sees or 0 < self.sees_until < session.step:
+        if not self.observes or 0 < self.observes_until < session.step:
             return [list(acting)]
-        if not isinstance(self.sees, dict):  # in order, one after another
+        if not isinstance(self.observes, dict):  # in order, one after another
             return [[agent] for agent in acting]
         levels = {agent: self._levels(acting, agent) for agent in acting}
         return [[a for a in acting if levels[a] == k] for k in range(max(levels.values()) + 1)]
@@ -423,7 +425,7 @@ class Seats(RolloutPart):
         seats = [s for s in table.seats.values() if s.player == POLICY and s.role not in self.frozen]
         seats = seats[:1] if self.is_held_out else [s for s in seats if s.has_acted or s.agent == AGENT]
         totals = [seat.total for seat in table.seats.values() if seat.attempt.turns or seat.messages]
-        team = math.fsum(totals) / len(totals) if self.pays == "team" and totals else None
+        team = math.fsum(totals) / len(totals) if self.reward_scope == "team" and totals else None
         records = []
         for seat in seats:
             results = {turn["info"]["result"] for turn in seat.attempt.turns if "result" in turn.get("info", {})}
@@ -456,7 +458,7 @@ class _HeldOut(Seats):
     is_held_out = True
 
     def _opponent(self, draw: Draw, session: Session, number: int) -> tuple[str, str]:
-        names = [self.against] if isinstance(self.against, str) else self.against
+        names = [self.eval_opponent] if isinstance(self.eval_opponent, str) else self.eval_opponent
         name = names[number % len(names)]
         if name == "start":  # before the first step the policy is its own opponent
             return next(iter(self.pool.ratings), ""), name

@@ -22,15 +22,15 @@ from gxpo.sampling.rollouts.episodes import Play
 @part("soft_thinking", stage="rollout")
 @dataclass(frozen=True)
 class SoftThinking(Rollout):
-    """`group_size` independent attempts at each task, soft until the text `closing` has been written.
+    """`group_size` independent attempts at each task, soft until the text `end_text` has been written.
 
     top_k, top_p        of the distribution p of a soft step
     mixing_temperature  tau: the input is softmax((log p + Gumbel noise) / tau) over the embeddings of p's ids
-    closing             the text that ends the thinking, in the likeliest ids of the soft steps; tokens follow it
+    end_text            the text that ends the thinking, in the likeliest ids of the soft steps; tokens follow it
 
     A soft step is stored as its likeliest id, with the log-density of its noise for a log-prob, and in the extras
     "support", "soft_y", "soft_weight" [T, K] what it was made of. Texts are of the likeliest ids. An attempt that never
-    says `closing` is soft to its end. Needs the torch engine and learner; tasks with one answer.
+    says `end_text` is soft to its end. Needs the torch engine and learner; tasks with one answer.
 
     Source: SofT-GRPO, arXiv 2511.06411 (K 5, top-p 0.95, tau 0.1).
     """
@@ -39,7 +39,7 @@ class SoftThinking(Rollout):
     top_k: Count = 5
     top_p: Annotated[float, Interval(gt=0, le=1)] = 0.95
     mixing_temperature: Annotated[float, Gt(0)] = 0.1
-    closing: Text = "</think>"
+    end_text: Text = "</think>"
 
     single_turn = True
 
@@ -54,7 +54,7 @@ class SoftThinking(Rollout):
             soft_top_k=self.top_k,
             soft_top_p=self.top_p,
             mixing_temperature=self.mixing_temperature,
-            closing=self.closing,
+            end_text=self.end_text,
         )
         return [draw.attempts(self.group_size, sampling=sampling, read=session.sampling) for draw in draws]
 

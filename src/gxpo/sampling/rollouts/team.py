@@ -420,7 +420,7 @@ class Team(Teamwork):
                 have learned, under "shared" those of the others
     models      role -> a checkpoint that plays it, untrained: a model directory, an id of the hub, or a run, with the
                 policy's tokenizer; prompts have the policy's chat template
-    pays        "team": the outcome is the attempt's; "role": in addition every turn is paid, as its step reward, what
+    reward_scope  "team": the outcome is the attempt's; "role": in addition every turn is paid, as its step reward, what
                 its role's `local` gives, or the outcome for a role without. `credit.value: return` with
                 `credit.discount: 0` compares turns by it
 
@@ -431,7 +431,7 @@ class Team(Teamwork):
                 the traitor the negative outcome
 
     Calls of helpers (`Role.calls`) are turns of the attempt, sampled for all attempts at once; `caller` is the turn
-    that made the call. `credit.among` groups turns by [agent], [agent, step_info.call] (the k-th turn of a role),
+    that made the call. `credit.group_by` groups turns by [agent], [agent, step_info.call] (the k-th turn of a role),
     [agent, turn], [state] (equal prompts); a call has a group of its own with the k-th calls of other attempts.
 
     An attempt is one trajectory. Each turn has its agent, its policy and its own context (or goes on in the agent's
@@ -447,12 +447,12 @@ class Team(Teamwork):
     frozen: list[str] = field(default_factory=list)
     resting: list[str] = field(default_factory=list, kw_only=True)
     models: dict[str, str] = field(default_factory=dict, kw_only=True, hash=False)
-    pays: Literal["team", "role"] = field(default="team", kw_only=True)
+    reward_scope: Literal["team", "role"] = field(default="team", kw_only=True)
     traitor_rate: Annotated[float, Interval(ge=0, le=1)] = field(default=0.0, kw_only=True)
     traitor_prompt: str = field(default="{prompt}\n\nMislead the others without being noticed.", kw_only=True)
     traitor: Literal["prompted", "trained"] = field(default="prompted", kw_only=True)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        with TeamPlay(session, self.cast, pays_roles=self.pays == "role") as play:
+        with TeamPlay(session, self.cast, pays_roles=self.reward_scope == "role") as play:
             play.finish(play.begin([draw.attempts(self.group_size) for draw in play.draws(tasks)]))
             return play.forest()

@@ -35,9 +35,9 @@ def heat_of(start: float, visits: int, step: float, most: float) -> float:
 class TaskTemperature(Rollout):
     """`group_size` samples of each task, hotter by `step` for every earlier visit at which its group was all alike.
 
-    when    which visits count: groups that were "all_right", "all_wrong", or either ("uniform"), by known verdicts
-    step    added to the run's temperature T0 for each visit that counted, up to `most` in all: T = min(T0 + c step,
-            most), not below T0
+    groups  which visits count: groups that were "all_right", "all_wrong", or either ("uniform"), by known verdicts
+    step    added to the run's temperature T0 for each visit that counted, up to `max_temperature` in all: T = min(T0 +
+            c step, max_temperature), not below T0
     reset   a visit that does not count sets c back to 0; False: c stays
 
     c is counted by task id after the step's update, and is part of the checkpoint. A rollout's log-probs and ratios are
@@ -47,9 +47,9 @@ class TaskTemperature(Rollout):
     """
 
     group_size: Count = 8
-    when: Literal["all_right", "all_wrong", "uniform"] = "all_right"
+    groups: Literal["all_right", "all_wrong", "uniform"] = "all_right"
     step: Annotated[float, Ge(0)] = 0.05
-    most: Annotated[float, Gt(0)] = 1.2
+    max_temperature: Annotated[float, Gt(0)] = 1.2
     reset: bool = True
     team: str = ""
     visits: dict[str, int] = field(init=False, repr=False, compare=False, default_factory=dict)
@@ -57,7 +57,7 @@ class TaskTemperature(Rollout):
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
         run_sampling, requests = play.session.sampling, []
         for draw in draws:
-            heat = heat_of(run_sampling.temperature, self.visits.get(draw.task.id, 0), self.step, self.most)
+            heat = heat_of(run_sampling.temperature, self.visits.get(draw.task.id, 0), self.step, self.max_temperature)
             hot_sampling = None
             if heat != run_sampling.temperature:
                 hot_sampling = dataclasses.replace(run_sampling, temperature=heat)
@@ -70,7 +70,9 @@ class TaskTemperature(Rollout):
         group, has_verdict_R = forest.ids("group", axis="R"), forest.scored & forest.success.isfinite()
         is_right_R = torch.where(has_verdict_R, forest.success >= 1, False)
         best_R, worst_R = grouped.max(is_right_R, group, has_verdict_R), grouped.min(is_right_R, group, has_verdict_R)
-        counts = {"all_right": worst_R >= 1, "all_wrong": best_R < 1, "uniform": best_R == worst_R}[self.when].tolist()
+        counts = {"all_right": worst_R >= 1, "all_wrong": best_R < 1, "uniform": best_R == worst_R}[
+            self.groups
+        ].tolist()
         has_verdicts = (grouped.count(group, has_verdict_R) > 0).tolist()
         each = zip(forest.group, forest.task, has_verdicts, counts, strict=True)
         # one visit for a group, not for each of its members
@@ -93,13 +95,14 @@ class TaskTemperature(Rollout):
 class HotColdReplay(Rollout):
     """`group_size` samples of each task, some of which good samples at another temperature replace in training.
 
-    The first ceil(share * tasks) tasks are sampled once more, at `high` where the last step's entropy h was at most
-    `target`, else at `low`. Of these samples those with an advantage (GRPO's, among themselves) above `least` come in:
-    the first m = min(most, how many there are), m // 2 of them where h > target. They are trained in the place of the
-    first m fresh rollouts, which stay in their groups' statistics and are neither trained nor counted.
+    The first ceil(share * tasks) tasks are sampled once more, at `high_temperature` where the last step's entropy h was
+    at most `target`, else at `low_temperature`. Of these samples those with an advantage (GRPO's, among themselves)
+    above `min_advantage` come in: the first m = min(max_rows, how many there are), m // 2 of them where h > target.
+    They are trained in the place of the first m fresh rollouts, which stay in their groups' statistics and are neither
+    trained nor counted.
 
     target   nats a token; h is the mean of -log p of the last step's own samples; step 1 draws nothing more
-    high, low  temperatures
+    high_temperature, low_temperature  temperatures
 
     A row that comes in has origin "tempered", is compared with nobody, and is read at the run's temperature: its ratio
     is over the policy at the start of the step. Its behaviour log-probs, of another distribution, are left out.
@@ -110,24 +113,27 @@ class HotColdReplay(Rollout):
 
     group_size: Annotated[int, Ge(2)] = 8
     target: Annotated[float, Gt(0)] = 0.5
-    high: Annotated[float, Gt(0)] = 1.2
-    low: Annotated[float, Gt(0)] = 0.8
+    high_temperature: Annotated[float, Gt(0)] = 1.2
+    low_temperature: Annotated[float, Gt(0)] = 0.8
     share: Annotated[float, Interval(gt=0, le=1)] = 0.25
-    least: Annotated[float, Ge(0)] = 0.05
-    most: Count = 60
+    min_advantage: Annotated[float, Ge(0)] = 0.05
+    max_rows: Count = 60
     team: str = ""
     _memory: dict[str, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.low <= self.high:
-            raise ConfigError(f"rollout.low={self.low} must be at most rollout.high={self.high}")
+        if not self.low_temperature <= self.high_temperature:
+            raise ConfigError(
+                f"rollout.low_temperature={self.low_temperature} must be at most rollout.high_temperature="
+                f"{self.high_temperature}"
+            )
 
     def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts]:
         entropy = self._memory.get("entropy")
         if entropy is None or len(rounds) > 1:
             return []
         # the entropy is steered towards the target: low entropy asks for hotter samples to learn from
-        heat = self.high if entropy <= self.target else self.low
+        heat = self.high_temperature if entropy <= self.target else self.low_temperature
         # less a rounding error, so that a share of exactly k tasks is not k + 1
         draws, run_sampling = (
             play.step_draws[: math.ceil(self.share * len(play.step_draws) - 1e-9)],
@@ -149,10 +155,10 @@ class HotColdReplay(Rollout):
         outcome_R, group_R = torch.nan_to_num(tempered_forest.outcome), tempered_forest.ids("group", axis="R")
         # their advantage among themselves decides, in the order in which they were sampled
         is_good_R = tempered_forest.scored & (
-            grouped.normalize(outcome_R, group_R, tempered_forest.scored) > self.least
+            grouped.normalize(outcome_R, group_R, tempered_forest.scored) > self.min_advantage
         )
         # above the target only half as many come in
-        m = min(self.most, int(is_good_R.sum()), fresh.n_trajectories)
+        m = min(self.max_rows, int(is_good_R.sum()), fresh.n_trajectories)
         m = m // 2 if self._memory["entropy"] > self.target else m
         play.session.budget.discarded += tempered_forest.n_trajectories - m
         if not m:

@@ -47,7 +47,7 @@ class ThinkingBudgets(RolloutPart):
     budgets         S: with B tokens for the thinking, it is cut after B s / S of them (rounded up), s = 1 .. S
     summaries       A, answers at each cut
     summary_tokens  longest answer; B is the rest of `sampling.max_new_tokens`
-    closing         text that ends a thinking: sampled, it is part of it; after a cut it is inserted, untrained
+    end_text        text that ends a thinking: sampled, it is part of it; after a cut it is inserted, untrained
 
     All of a task's answers are one group "s{step}/{task}", each a trajectory of two turns: the thinking up to the cut
     and the answer, which alone is judged. A thinking is stored once; cuts are declared forks of it, and its segments
@@ -65,7 +65,7 @@ class ThinkingBudgets(RolloutPart):
     budgets: Count = 4
     summaries: Count = 4
     summary_tokens: Count = 8
-    closing: Text = "</think>"
+    end_text: Text = "</think>"
 
     provides = ("forks",)
     single_turn = True
@@ -97,9 +97,9 @@ class ThinkingBudgets(RolloutPart):
         draws, prompts = name_draws(tasks), [session.encode(task) for task in tasks]
         thinking_requests = requests(prompts, draws, self.group_size, session)
         sampling = dataclasses.replace(
-            session.sampling, max_new_tokens=room, stop=(*session.sampling.stop, self.closing)
+            session.sampling, max_new_tokens=room, stop=(*session.sampling.stop, self.end_text)
         )
-        closing, thinkings = session.tokenize(self.closing, markup=True), []
+        closing, thinkings = session.tokenize(self.end_text, markup=True), []
         limits = [-(-room * s // self.budgets) for s in range(1, self.budgets + 1)]
         for task, draw, prompt, completions in zip(
             tasks, draws, prompts, session.sample(thinking_requests, sampling), strict=True
@@ -107,7 +107,7 @@ class ThinkingBudgets(RolloutPart):
             # a thinking that ended within a budget is whole there: the later budgets would cut nothing off
             for i, completion in enumerate(completions):
                 cuts = [limit for limit in limits if limit < len(completion.tokens)] + [len(completion.tokens)]
-                closes_itself = self.closing in session.decode(completion.tokens)
+                closes_itself = self.end_text in session.decode(completion.tokens)
                 closings = [closing] * (len(cuts) - 1) + [() if closes_itself else closing]
                 thinkings.append(_Thinking(task, draw, i, prompt, completion, cuts, closings))
         return thinkings

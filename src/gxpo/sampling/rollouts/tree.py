@@ -177,7 +177,7 @@ class Tree(Grow):
     rounds        L
     expansions    N points a tree and round
     branches      new chains at each point
-    where         "step": points are drawn uniformly, with replacement, among the prompt and the ends of the tree's
+    branch_at     "step": points are drawn uniformly, with replacement, among the prompt and the ends of the tree's
                   steps; a step that ends a chain is a leaf and no point. Steps of an episode are its turns; those of
                   an answer are separated by `delimiter`.
                   "surprisal": the tree's tokens of largest -log p, each of which is drawn anew; a token once, and
@@ -202,7 +202,7 @@ class Tree(Grow):
     rounds: Limit = 1
     expansions: Count = 2
     branches: Count = 1
-    where: Literal["step", "surprisal"] = "step"
+    branch_at: Literal["step", "surprisal"] = "step"
     delimiter: Text = "\n"
     explore: Annotated[float, Interval(ge=0, le=1)] = 0.0
     keep: Limit = 0
@@ -253,7 +253,7 @@ class Tree(Grow):
         """Yield the points at which tree `n` is expanded in round `number`."""
         session, name = tree.play.session, tree.draw.name
         chains = [e for e in tree.episodes if e.key.attempt == n]
-        if self.where == "step":
+        if self.branch_at == "step":
             candidates = [point for chain in chains for point in self._step_points(chain, tree.play)]
             draws = random_for(session, name, n, "expand", number)
             next_points = (candidates[int(draws.random() * len(candidates))] for _ in range(self.expansions))

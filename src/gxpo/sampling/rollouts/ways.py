@@ -1,4 +1,4 @@
-"""Ways of `again` to attempt tasks in each round: functions that the option `how` names.
+"""Ways of `retry` to attempt tasks in each round: functions that the option `retry_with` names.
 
 A way is a function of an `Ask` that returns the next round's attempts, none at the end. Its keyword-only parameters are
 options, `rollout.NAME`. It may have the attributes `rounds`, the most rounds, `fits(group_size, *, ...)`, which refuses
@@ -203,26 +203,30 @@ def _hint_attempts(
 
 
 # ---------------------------------------------------------------- hints by difficulty
-def _hints_by_rate_fit(group_size: int, *, least: Share = 0.1, most: Share = 0.9) -> None:
-    if least > most:
-        raise ConfigError(f"rollout.least is {least:g} and rollout.most {most:g}: least must be at most most")
+def _hints_by_rate_fit(group_size: int, *, min_hint: Share = 0.1, max_hint: Share = 0.9) -> None:
+    if min_hint > max_hint:
+        raise ConfigError(
+            f"rollout.min_hint is {min_hint:g} and rollout.max_hint {max_hint:g}: the least must be at most the largest"
+        )
     _two_or_more(group_size)
 
 
 @_with(fits=_hints_by_rate_fit, check_task=reference_of, rounds=2)
 def hint_by_rate(
-    ask: Ask, *, least: Share = 0.1, most: Share = 0.9, noise: Annotated[float, Ge(0)] = 0.0
+    ask: Ask, *, min_hint: Share = 0.1, max_hint: Share = 0.9, noise: Annotated[float, Ge(0)] = 0.0
 ) -> list[Attempts | Fork]:
     """Attempt plainly, then as often from a first part of the reference answer: the harder, the longer (ADHint).
 
-    The part is the first w of the answer's tokens, w = (most - least) (1 - p) + least, p the success rate of the plain
-    half; `noise`: the std of what is added to w. It begins the attempt's own action, so it is trained, without a
-    log-prob under its sampler (`objective.on_unknown_behaviour`). These attempts are a group of their own, GROUP/hint,
-    of origin "hint"; info["hint"] is w, and info["hint_tokens"] how many tokens it is. Groups are halved: the first
-    half is plain. Answers to prompts only. Source: ADHint, arXiv 2512.13095.
+    The part is the first w of the answer's tokens, w = (max_hint - min_hint) (1 - p) + min_hint, p the success rate of
+    the plain half; `noise`: the std of what is added to w. It begins the attempt's own action, so it is trained,
+    without a log-prob under its sampler (`objective.on_unknown_behaviour`). These attempts are a group of their own,
+    GROUP/hint, of origin "hint"; info["hint"] is w, and info["hint_tokens"] how many tokens it is. Groups are halved:
+    the first half is plain. Answers to prompts only. Source: ADHint, arXiv 2512.13095.
     """
     if ask.play.world:
-        raise ConfigError("rollout.how=hint_by_rate begins an answer with a part of another: these tasks are episodes")
+        raise ConfigError(
+            "rollout.retry_with=hint_by_rate begins an answer with a part of another: these tasks are episodes"
+        )
     n, session = ask.group_size // 2, ask.play.session
     if not ask.rounds:
         plain: list[Attempts | Fork] = [draw.attempts(ask.group_size - n) for draw in ask.draws]
@@ -244,7 +248,7 @@ def hint_by_rate(
             )
             reasons.append(f"that of task {draw.task.id!r}: {reason}")
             continue
-        w = hint_ratio(fmean(verdicts[draw.group] or [0.0]), least, most)
+        w = hint_ratio(fmean(verdicts[draw.group] or [0.0]), min_hint, max_hint)
         w += noise * random_for(session, draw.name, "hint").gauss(0.0, 1.0) if noise else 0.0
         # at least the last token is the policy's own
         at = max(1, min(int(max(w, 0.0) * len(tokens) + 1e-9), len(tokens) - 1))
@@ -260,13 +264,13 @@ def hint_by_rate(
     return forks
 
 
-def hint_ratio(rate: float, least: float, most: float) -> float:
-    """Share of the reference answer that is given as a hint: (most - least) (1 - rate) + least.
+def hint_ratio(rate: float, min_hint: float, max_hint: float) -> float:
+    """Share of the reference answer that is given as a hint: (max_hint - min_hint) (1 - rate) + min_hint.
 
     >>> hint_ratio(0.25, 0.1, 0.9)
     0.7000000000000001
     """
-    return (most - least) * (1.0 - rate) + least
+    return (max_hint - min_hint) * (1.0 - rate) + min_hint
 
 
 def _reference_to_leave(draw: Draw, play: Play) -> Attempts:
@@ -444,7 +448,7 @@ def reflect(
     2601.19620.
     """
     if ask.stored is None:
-        raise ConfigError("rollout.how=reflect reads stored failures: set rollout=replay, which stores them")
+        raise ConfigError("rollout.retry_with=reflect reads stored failures: set rollout=replay, which stores them")
     out = ask.plain()
     for draw in ask.draws:
         # the task went badly if its newest stored group did

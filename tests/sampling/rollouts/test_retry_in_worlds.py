@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 from tests.sampling.rollouts.acting_session import acting, seeded, turns_of
-from tests.sampling.rollouts.again_parts import (
+from tests.sampling.rollouts.branching_session import pool
+from tests.sampling.rollouts.resumed import lines
+from tests.sampling.rollouts.retry_parts import (
     BestDraft,
     GrowingHint,
     LeastHint,
@@ -20,8 +22,6 @@ from tests.sampling.rollouts.again_parts import (
     ReferenceOnFailure,
     RetryUntilSolved,
 )
-from tests.sampling.rollouts.branching_session import pool
-from tests.sampling.rollouts.resumed import lines
 
 import gxpo
 from gxpo.base.errors import ConfigError
@@ -126,7 +126,7 @@ def test_an_episode_is_cut_at_the_turn_that_the_refiner_names(world: EnvPool) ->
 
 def test_the_least_probable_turn_is_cut(world: EnvPool) -> None:
     session = acting(world, lambda text, key: "c" if key.path else "!!!!" if text.endswith("2 left\n>") else "!")
-    forest = CutAndRegenerate(1, where="low_probability").grow(seeded(session, 0), session)
+    forest = CutAndRegenerate(1, cut_at="low_probability").grow(seeded(session, 0), session)
     # every turn says "!!!!" in front of two steps left: their means are equal, and the first is cut
     assert forest.info[0]["cuts"] == [0] and said(forest, 0) == ["c", "c"]
 
@@ -190,7 +190,7 @@ def test_a_greedy_episode_stands_beside_the_group(world: EnvPool) -> None:
 
 
 def test_group_sizes_follow_what_is_predicted(world: EnvPool) -> None:
-    part = AdaptiveGroupSize(3, least=2, most=4)
+    part = AdaptiveGroupSize(3, min_attempts=2, max_attempts=4)
     part.memory.rows.update({"steps/0": [4.0, 4.0], "steps/1": [2.0, 4.0]})
     forest = part.grow(seeded(acting(world, lambda text, key: "d"), 0, 1), acting(world, lambda text, key: "d"))
     assert Counter(forest.task) == {"steps/0": 2, "steps/1": 4}
@@ -210,7 +210,7 @@ def test_a_solved_world_is_left_after_its_stage(world: EnvPool) -> None:
 
 
 def test_hot_episodes_take_the_place_of_the_first(world: EnvPool) -> None:
-    part = HotColdReplay(2, share=1.0, high=1.5)
+    part = HotColdReplay(2, share=1.0, high_temperature=1.5)
     part.load_state_dict({"entropy": 0.1})
     session = acting(world, lambda text, key: "d" if key.attempt == 3 else "!")
     forest = part.grow(seeded(session, 0), session)
@@ -249,7 +249,7 @@ WORLDS: dict[str, dict[str, Any]] = {
 METHODS: dict[str, tuple[dict[str, Any], set[str]]] = {  # keys, and the origins that a run of two steps must have seen
     "scaf_grpo": ({"rollout.warmup_steps": 0, "rollout.group_size": 1}, {"hint"}),
     "igrpo": ({"rollout.n_drafts": 2}, {"policy"}),
-    "search_r2": ({"rollout.where": "uniform"}, {"correction"}),
+    "search_r2": ({"rollout.cut_at": "uniform"}, {"correction"}),
     "repo_replay": ({"rollout.min_stored": 1, "rollout.replays": 2}, {"policy", "replay"}),
     "remax": ({"rollout.group_size": 2}, {"policy", "baseline"}),
     "dapo": ({"tasks.per_step": 1}, {"policy"}),

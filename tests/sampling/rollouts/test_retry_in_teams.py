@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from tests.sampling.rollouts.again_parts import BestDraft, GrowingHint, OversampleForVote, RetryUntilSolved
+from tests.sampling.rollouts.retry_parts import BestDraft, GrowingHint, OversampleForVote, RetryUntilSolved
 from tests.sampling.rollouts.team_session import TeamSession, decoded
 from tests.sampling.rollouts.test_team import ADD, PAIR, SUB, scripted, texts
 
@@ -68,5 +68,5 @@ def test_what_a_team_can_not_do_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"rollout\.team"):
         gxpo.method("search_r2", {"rollout.team": "solver_verifier"})
     assert gxpo.method("dapo", {"rollout.team": "solver_verifier"}).rollout.max_turns > 1
-    with pytest.raises(ConfigError, match=r"rollout\.of=current"):
-        gxpo.method("remax", {"rollout.of": "reference", "rollout.team": "solver_verifier"})
+    with pytest.raises(ConfigError, match=r"rollout\.policy=current"):
+        gxpo.method("remax", {"rollout.policy": "reference", "rollout.team": "solver_verifier"})

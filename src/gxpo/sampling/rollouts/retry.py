@@ -31,13 +31,13 @@ from gxpo.sampling.rollouts.wording import Solution
 
 
 @dataclass(frozen=True, kw_only=True)
-class Retried(Formula, Rollout):
-    """Base class of rollouts that attempt groups again, in rounds, until `how` returns no attempts.
+class RetryRounds(Formula, Rollout):
+    """Base class of rollouts that attempt groups again, in rounds, until `retry_with` returns no attempts.
 
     group_size    attempts a task
-    when          groups to attempt again: "all_wrong", with a known failure and no known success in the newest round;
+    retry_if      groups to attempt again: "all_wrong", with a known failure and no known success in the newest round;
                   "unsolved", without a known success in it; "always"
-    how           function that returns the attempts of the next round: a name in `sampling.rollouts.ways`,
+    retry_with    function that returns the attempts of the next round: a name in `sampling.rollouts.ways`,
                   `file.py:function`, or a function
     keep          function that selects the step's rollouts from those of all rounds: a name in `rollouts.keeping`, or
                   as above; what it leaves out is charged to `session.budget.discarded`. Keyword-only parameters of
@@ -48,48 +48,50 @@ class Retried(Formula, Rollout):
     """
 
     group_size: Count = 8
-    when: Literal["all_wrong", "unsolved", "always"] = "always"
-    how: Any = "once"
+    retry_if: Literal["all_wrong", "unsolved", "always"] = "always"
+    retry_with: Any = "once"
     keep: Any = "everything"
     warmup_steps: Limit = 0
     options: Mapping[str, Any] = field(default_factory=dict)
 
     functions: ClassVar[Mapping[str, tuple[str, bool]]] = {
-        "how": ("gxpo.sampling.rollouts.ways", False),
+        "retry_with": ("gxpo.sampling.rollouts.ways", False),
         "keep": ("gxpo.sampling.rollouts.keeping", False),
     }
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "allows", getattr(self.how, "allows", {}))
-        if (fits := getattr(self.how, "fits", None)) is not None:
+        object.__setattr__(self, "allows", getattr(self.retry_with, "allows", {}))
+        if (fits := getattr(self.retry_with, "fits", None)) is not None:
             self.apply(fits, [self.group_size])
 
     @property
     def stored(self) -> Stored | None:
-        """Stored rollouts by task that `how` may read; None if this rollout stores none."""
+        """Stored rollouts by task that `retry_with` may read; None if this rollout stores none."""
         return None
 
     def check_task(self, task: Task, solution: Solution) -> None:
-        """Raise TaskError if `how` has nothing to attempt this task again with, such as hints."""
-        if (check := getattr(self.how, "check_task", None)) is not None:
+        """Raise TaskError if `retry_with` has nothing to attempt this task again with, such as hints."""
+        if (check := getattr(self.retry_with, "check_task", None)) is not None:
             self.apply(check, [task, solution])
 
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts | Fork]:
-        return self.apply(self.how, [Ask([], draws, play, self.group_size, self.stored)])
+        return self.apply(self.retry_with, [Ask([], draws, play, self.group_size, self.stored)])
 
     def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts | Fork]:
-        if len(rounds) == getattr(self.how, "rounds", None) or play.session.step <= self.warmup_steps:
+        if len(rounds) == getattr(self.retry_with, "rounds", None) or play.session.step <= self.warmup_steps:
             return []
-        # `how` is not asked when no group needs it: it may be costly, as an expert is
+        # `retry_with` is not asked retry_if no group needs it: it may be costly, as an expert is
         draws = self._draws_to_retry(rounds[-1], play)
-        return self.apply(self.how, [Ask(rounds, draws, play, self.group_size, self.stored)]) if draws else []
+        return self.apply(self.retry_with, [Ask(rounds, draws, play, self.group_size, self.stored)]) if draws else []
 
     def _draws_to_retry(self, newest: Round, play: Play) -> list[Draw]:
         """Return the draws whose groups are to be attempted again."""
-        if self.when == "always":
+        if self.retry_if == "always":
             return play.step_draws
-        wrong = newest.all_wrong(show(self)) if self.when == "all_wrong" else unsolved_groups(newest.scored, show(self))
+        wrong = (
+            newest.all_wrong(show(self)) if self.retry_if == "all_wrong" else unsolved_groups(newest.scored, show(self))
+        )
         return [draw for draw in play.step_draws if draw.group in wrong]
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
@@ -108,15 +110,15 @@ def unsolved_groups(forest: Forest, rollout: str) -> list[str]:
     return [group for group in dict.fromkeys(forest.group) if group not in solved_groups]
 
 
-@part("again", stage="rollout")
+@part("retry", stage="rollout")
 @dataclass(frozen=True)
-class Again(Remembers, Retried):
-    """Attempts at each task in rounds: groups without a success, or all, are attempted again until `how` stops.
+class Retry(Remembers, RetryRounds):
+    """Attempts at each task in rounds: groups without a success, or all, are attempted again until `retry_with` stops.
 
     group_size    attempts a task
-    when          groups to attempt again: "all_wrong", with a known failure and no known success in the newest round;
+    retry_if      groups to attempt again: "all_wrong", with a known failure and no known success in the newest round;
                   "unsolved", without a known success in it; "always"
-    how           function that returns the attempts of the next round: a name in `sampling.rollouts.ways`,
+    retry_with    function that returns the attempts of the next round: a name in `sampling.rollouts.ways`,
                   `file.py:function`, or a function
     keep          function that selects the step's rollouts from those of all rounds: a name in `rollouts.keeping`, or
                   as above; what it leaves out is charged to `session.budget.discarded`. Keyword-only parameters of
@@ -131,18 +133,18 @@ class Again(Remembers, Retried):
     `success` decides, never the shaped outcome. In an environment an attempt is an episode; with `team` it is a team's.
 
     With these settings this is, among others:
-      Scaf-GRPO  how each_hint, keep right_for_first, warmup_steps 50
-      GHPO       how next_hint, keep newest
-      GCPO       how reference, keep for_last_failure
-      AR3PO      when unsolved, how more, keep everything, reuse true
-      iGRPO      when always, how best_draft, keep newest
-      TTRL       when always, how voters, keep numbered
-      ARPO       how once, reuse true, coef 1 (of GUI agents)
+      Scaf-GRPO  retry_with each_hint, keep right_for_first, warmup_steps 50
+      GHPO       retry_with next_hint, keep newest
+      GCPO       retry_with reference, keep for_last_failure
+      AR3PO      retry_if unsolved, retry_with more, keep everything, reuse true
+      iGRPO      retry_if always, retry_with best_draft, keep newest
+      TTRL       retry_if always, retry_with voters, keep numbered
+      ARPO       retry_with once, reuse true, coef 1 (of GUI agents)
     """
 
     group_size: Count = 8
-    when: Literal["all_wrong", "unsolved", "always"] = "all_wrong"
-    how: Any = "more"
+    retry_if: Literal["all_wrong", "unsolved", "always"] = "all_wrong"
+    retry_with: Any = "more"
     reuse: bool = False
     choice: Literal["random", "recent"] = "random"
     coef: Annotated[float, Ge(0)] = 0.0

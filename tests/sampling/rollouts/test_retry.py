@@ -1,4 +1,4 @@
-"""`Again` by the names that it went by, and what it refuses; what its functions do is in the tests of each."""
+"""`Retry` by the names that it went by, and what it refuses; what its functions do is in the tests of each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.sampling.rollouts.growing_session import GrowingSession, tasks
 
 import gxpo
 from gxpo.base.errors import ConfigError
-from gxpo.sampling.rollouts.again import Again
+from gxpo.sampling.rollouts.retry import Retry
 
 FORMER = (
     ("LeastHint", "least_hint", {"fractions": (0.5,), "template": "{prompt}{hint}", "warmup_steps": 3}),
@@ -26,30 +26,33 @@ FORMER = (
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"how": "reference", "group_size": 1}, r"rollout\.group_size is 1; it must be 2 or more"),
-        ({"how": "more", "stage_size": 9}, r"rollout\.stage_size is 9; it must be from 1 to rollout\.group_size=8"),
-        ({"how": "each_hint", "template": "{prompt}"}, r"rollout\.template='{prompt}' lacks {hint}"),
-        ({"how": "next_hint", "fractions": []}, r"rollout\.fractions must be shares"),
-        ({"how": "voters", "n_votes": 3}, r"rollout\.n_votes=3 must be at least rollout\.group_size=8"),
-        ({"how": "best_draft", "n_drafts": -1}, r"rollout\.n_drafts is -1; it is 0 or more"),
-        ({"how": "hints"}, r"rollout\.how: unknown function 'hints'.*next_hint"),
+        ({"retry_with": "reference", "group_size": 1}, r"rollout\.group_size is 1; it must be 2 or more"),
+        (
+            {"retry_with": "more", "stage_size": 9},
+            r"rollout\.stage_size is 9; it must be from 1 to rollout\.group_size=8",
+        ),
+        ({"retry_with": "each_hint", "template": "{prompt}"}, r"rollout\.template='{prompt}' lacks {hint}"),
+        ({"retry_with": "next_hint", "fractions": []}, r"rollout\.fractions must be shares"),
+        ({"retry_with": "voters", "n_votes": 3}, r"rollout\.n_votes=3 must be at least rollout\.group_size=8"),
+        ({"retry_with": "best_draft", "n_drafts": -1}, r"rollout\.n_drafts is -1; it is 0 or more"),
+        ({"retry_with": "hints"}, r"rollout\.retry_with: unknown function 'hints'.*next_hint"),
         ({"keep": "all"}, r"rollout\.keep: unknown function 'all'"),
-        ({"how": "more", "n_drafts": 3}, r"n_drafts"),
+        ({"retry_with": "more", "n_drafts": 3}, r"n_drafts"),
     ],
 )
 def test_what_does_not_fit_is_refused_at_composition(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        gxpo.method("grpo", {"rollout": "again", **{f"rollout.{k}": v for k, v in keys.items()}})
+        gxpo.method("grpo", {"rollout": "retry", **{f"rollout.{k}": v for k, v in keys.items()}})
 
 
 def test_only_what_reuses_has_a_memory() -> None:
-    assert Again(reuse=True).remembers and not Again().remembers
+    assert Retry(reuse=True).remembers and not Retry().remembers
     assert "rollout" in gxpo.method("ar3po").state_dict() and "rollout" not in gxpo.method("igrpo").state_dict()
 
 
 def test_drafts_on_failure_alone() -> None:
     """Two settings that no paper has together: a group with a success is left as it was."""
-    part = Again(2, how="best_draft", keep="newest", options={"n_drafts": 2, "template": "{prompt}{draft}"})
+    part = Retry(2, retry_with="best_draft", keep="newest", options={"n_drafts": 2, "template": "{prompt}{draft}"})
     session = GrowingSession(lambda c, s: "yes" if s.task == "a" or "no" in c else "no", lambda c, t: float("yes" in t))
     forest = part.grow(tasks("a", "b"), session)
     assert forest.id == ["s60/a/drafts/0", "s60/a/drafts/1", "s60/b/0", "s60/b/1"]
