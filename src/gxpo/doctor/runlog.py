@@ -239,7 +239,7 @@ class RunLog:
         """False if no optimiser step was taken and the run's update part says that it takes none."""
         from gxpo.parts.registry import UPDATES
 
-        name = self.config.get("update")
+        name = str(self.config.get("update"))
         return not (self.is_zero("optimiser_steps") and name in UPDATES and not UPDATES[name].trains)
 
     @cached_property

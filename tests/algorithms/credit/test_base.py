@@ -43,7 +43,7 @@ CENTRED: list[dict[str, Any]] = [
 NOT_CENTRED: list[dict[str, Any]] = [
     {"scale": "leave_one_out_std"}, {"center": "median"}, {"center": "none"}, {"center": "quantile"}, {"shift": -0.1},
     {"center": "baseline", "scale": "none"}, {"value": "turn_rewards"}, {"value": "reward.form"}, {"unit": "token"},
-    {"unit": "step"}, {"among": ("batch",)}, {"among": ("group", "agent")}, {"bound": 1.0}, {"weight": -1.0},
+    {"unit": "step"}, {"group_by": ("batch",)}, {"group_by": ("group", "agent")}, {"bound": 1.0}, {"weight": -1.0},
 ]  # fmt: skip
 
 

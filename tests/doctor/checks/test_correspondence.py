@@ -122,7 +122,7 @@ def wrong_groups_in(run: RunLog) -> bool:
     return any(f.ids[0] == "wrong_groups" for f in diagnose(run).findings)
 
 
-GROUP_MEAN = {"credit": "relative", "credit.center": "mean", "credit.value": "outcome", "credit.among": ["group"]}
+GROUP_MEAN = {"credit": "relative", "credit.center": "mean", "credit.value": "outcome", "credit.group_by": ["group"]}
 SILENT_CREDITS: dict[str, dict[str, Any]] = {
     "imitation": {"credit": "constant_advantage", "credit.origin": "demonstration"},
     "a value baseline": {"credit": "gae", "credit.lam": 0.9},
@@ -133,6 +133,7 @@ SILENT_CREDITS: dict[str, dict[str, Any]] = {
     "a user's function": {"credit": "no_such_file.py:advantage"},
     "a user's value": {**GROUP_MEAN, "credit.value": "no_such_file.py:value"},
     "a part of another version": {"credit": "no_such_part"},
+    "an option of another version": {**GROUP_MEAN, "credit.among": ["group"]},
     "no credit on record": {},
 }
 

@@ -280,7 +280,8 @@ class Relative(Statistic, Formula):
     def is_centred(self) -> bool:
         """Return True if A is the outcome less the group's mean, times a number above 0 (`centres_outcomes`)."""
         # A mean over steps or tokens weighs long trajectories more, and a bound cuts the large ones off.
-        is_of_trajectories = self.value == "outcome" and self.among == ("group",) and self.unit in ("own", "trajectory")
+        is_of_groups = self.value == "outcome" and self.group_by == ("group",)
+        is_of_trajectories = is_of_groups and self.unit in ("own", "trajectory")
         has_mean = self.center in ("mean", "leave_one_out") and self.shift == 0
         # The std of the others differs from member to member.
         has_one_scale = self.scale != "leave_one_out_std"

@@ -489,7 +489,7 @@ def memorising(log: RunLog) -> Finding | None:
             log.quote("length"),
         )
     return finding(
-        ["length_hack", "memorising"] if grows else ["memorising", *["duplicate_prompts"] * has_many_passes],
+        ["length_hack", "memorising"] if grows else ["memorising", *(["duplicate_prompts"] if has_many_passes else [])],
         "critical" if change < -2 * error else "warning",
         "likely" if has_many_passes or change < 0 else "possible",
         "the reward rises with the length of the answers, and held-out answers get no better: it pays for length"
