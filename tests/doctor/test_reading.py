@@ -195,7 +195,7 @@ def phased(folder, rows):
     """A run of imitation and of GRPO after it: step k is of phase `rows[k - 1]`, its rollouts beside it."""
     phases = [
         {"method": "grpo", "credit": "constant_advantage", "credit.origin": "demonstration", "rollout.group_size": 4},
-        {"method": "grpo", "credit": "relative", "credit.value": "outcome", "rollout.group_size": 2},
+        {"method": "grpo", "credit": "relative", "credit.among": ["group"], "rollout.group_size": 2},
     ]
     config = {"method": "grpo", "trainer.steps": 4, "optim.lr": 1e-4, "phases": phases}
     (folder / "rollouts").mkdir(parents=True)
@@ -215,7 +215,8 @@ def phased(folder, rows):
 def test_settings_and_rollouts_are_those_of_the_phase_that_the_run_is_in(tmp_path):
     log = read(phased(tmp_path / "second", [1, 1, 2, 2]))
     assert (log.phase_begin, log.setting("group_size")) == (3, 2)
-    assert log.setting("credit") == {"credit": "relative", "credit.value": "outcome"}
+    # the older name of `group_by`
+    assert log.setting("credit") == {"credit": "relative", "credit.group_by": ["group"]} and log.centres_outcomes
     assert log.rollouts.step.tolist() == [3, 3, 4, 4] and log.steps("reward").tolist() == [3, 4]
     assert any("phase 2, from step 3" in note for note in log.notes)
     # of a rollout without a trained token no advantage is known

@@ -219,7 +219,9 @@ def _gxpo(settings: Mapping[str, Any], out: dict[str, Any]) -> None:
         out["scale"] = {"std": "group", "true": "group", "batch_std": "batch"}.get(str(scale).lower(), str(scale))
     # with a KL in the reward, credit is made of a score that no record has
     if settings.get("credit") and settings.get("objective.kl.place") != "reward":
-        out["credit"] = {k: v for k, v in settings.items() if k == "credit" or k.startswith("credit.")}
+        credit = {k: v for k, v in settings.items() if k == "credit" or k.startswith("credit.")}
+        # runs from before `group_by` had that name
+        out["credit"] = {re.sub(r"\.among$", ".group_by", k): v for k, v in credit.items()}
     out["update"] = settings.get("update")  # the key itself: a longer one that ends in it is another's
     rank = value(settings, "learner.lora_rank")
     if isinstance(rank, (int, float)):
