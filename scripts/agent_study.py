@@ -70,7 +70,7 @@ WORLDS: Mapping[str, World] = {
 
 def train_run(world: str, method: str, seed: int) -> dict[str, Any]:
     """Train one run; return success on held-out tasks before and after, and in training by tokens generated."""
-    from gxpo.parts.definition import Stated
+    from gxpo.parts.definition import SettingValue
     from gxpo.training.config import resolve
     from gxpo.training.loop import Trainer
 
@@ -80,7 +80,7 @@ def train_run(world: str, method: str, seed: int) -> dict[str, Any]:
     curve: list[tuple[int, float]] = []
     with tempfile.TemporaryDirectory(prefix="gxpo-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = Trainer(resolve({k: Stated(v, "study") for k, v in keys.items()}), out=Path(folder) / "run")
+        trainer = Trainer(resolve({k: SettingValue(v, "study") for k, v in keys.items()}), out=Path(folder) / "run")
         try:
             accuracies.append(trainer.evaluate().figures["eval_accuracy"])
             while trainer.budget.generated_tokens < setting.budget:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gxpo.base.page.chart import svg_chart
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training import config
 from gxpo.training.config import demo_settings
 from gxpo.training.progress import Progress
@@ -25,7 +25,7 @@ from gxpo.training.train import resume, train
 SEEDS = (0, 1, 2)
 
 
-def train_or_resume(path: Path, settings: dict[str, Stated], steps: int) -> None:
+def train_or_resume(path: Path, settings: dict[str, SettingValue], steps: int) -> None:
     """Finish the run in `path`, from its checkpoint where it has one."""
     file = path / "evaluations.jsonl"
     is_done = file.is_file() and any(json.loads(line)["step"] == steps for line in file.read_text().splitlines())
@@ -71,7 +71,7 @@ def main() -> None:
         for seed in SEEDS:
             path = arguments.out / f"{kind}-seed{seed}"
             settings = demo_settings(seed=seed, method=arguments.method, steps=arguments.steps)
-            settings["scoring.shuffle"] = Stated(shuffled, "curves")
+            settings["scoring.shuffle"] = SettingValue(shuffled, "curves")
             steps = config.resolve(settings).settings.trainer.steps
             train_or_resume(path, settings, steps)
             rows = [json.loads(line) for line in (path / "evaluations.jsonl").read_text().splitlines()]

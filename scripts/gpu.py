@@ -173,14 +173,14 @@ def learn(figures: Figures) -> None:
 
 def train_example(name: str, figures: Figures) -> dict[str, Any]:
     import gxpo
-    from gxpo.parts.definition import Stated
+    from gxpo.parts.definition import SettingValue
     from gxpo.training import config
 
     settings = config.read(ROOT / "examples" / f"{name}.yaml")
     sets: dict[str, Any] = {"learner.device": figures.device}
     if figures.toy:
         sets |= {"model": "tiny:cold", "trainer.steps": 2, "tasks.per_step": 2, "eval.tasks": 4, "eval.every": 0}
-    resolved = config.resolve(settings | {k: Stated(v, "gpu") for k, v in sets.items()})
+    resolved = config.resolve(settings | {k: SettingValue(v, "gpu") for k, v in sets.items()})
     with tempfile.TemporaryDirectory() as folder:
         run = gxpo.train(resolved=resolved, out=Path(folder) / "run")
         first, last = run.evaluations[0], run.evaluations[-1]

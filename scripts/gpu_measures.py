@@ -310,7 +310,7 @@ def step_figures(seconds: list[float], peak: Peak, tokens: int) -> dict[str, Any
 
 
 def gxpo_steps(figures: Figures, folder: str, shape: str, prompts: int, length: int, new: int) -> dict[str, Any]:
-    from gxpo.parts.definition import Stated
+    from gxpo.parts.definition import SettingValue
     from gxpo.training import config
     from gxpo.training.loop import Trainer
 
@@ -323,7 +323,7 @@ def gxpo_steps(figures: Figures, folder: str, shape: str, prompts: int, length: 
         "sampling.max_new_tokens": new, "optim.lr": 1e-6, "learner.dtype": "bfloat16", "learner.states": "bfloat16",
         "learner.device": figures.device,
     }  # fmt: skip
-    resolved = config.resolve({k: Stated(v, "gpu") for k, v in keys.items()})
+    resolved = config.resolve({k: SettingValue(v, "gpu") for k, v in keys.items()})
     trainer = Trainer(resolved, out=Path(folder) / "run", reward=even)
     trainer.engine.stop_ids = trainer.chat.stop_ids = ()  # every sample has its full length
     peak, seconds = Peak(figures.device), []

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training.config import resolve
 from gxpo.training.loop import Trainer
 from study import keys_of, read_list
@@ -40,7 +40,7 @@ def main() -> None:
         trainers = {}
         for arm in (experiment["base"], *experiment["arms"]):
             keys = {**keys_of(setting, arm), "seed": 0}
-            resolved = resolve({key: Stated(value, "study") for key, value in keys.items()})
+            resolved = resolve({key: SettingValue(value, "study") for key, value in keys.items()})
             trainers[arm["label"]] = Trainer(resolved, out=Path(folder) / arm["label"])
             print(f"{arm['label']}: {frozen_bytes(trainers[arm['label']].learner.model):,} bytes", flush=True)
         seconds_by_arm: dict[str, list[float]] = {label: [] for label in trainers}

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training import config
 from gxpo.training.loop import Trainer
 from gxpo.training.statistics import mean_interval
@@ -53,7 +53,7 @@ def train_run(file: str, staleness: int, seed: int, variant: str, sets: list[str
     """Train a run; return held-out accuracy before and after, and means over its steps."""
     keys = {"async.max_staleness": staleness, "seed": seed, **(VARIANTS | OBJECTIVES)[variant]}
     settings = config.over(config.read(file), config.parse_set(sets))
-    settings = config.over(settings, {key: Stated(value, "study") for key, value in keys.items()})
+    settings = config.over(settings, {key: SettingValue(value, "study") for key, value in keys.items()})
     with tempfile.TemporaryDirectory(prefix="gxpo-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = Trainer(config.resolve(settings), out=Path(folder) / "run")

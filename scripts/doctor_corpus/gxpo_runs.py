@@ -183,7 +183,7 @@ def seed_of(recipe: Recipe) -> int:
 
 def make(recipe: Recipe, half: str, name: str) -> dict[str, Any]:
     """Train in OUT/work/ID and copy what a run leaves to its half; return its entry of truth.json."""
-    from gxpo.parts.definition import Stated
+    from gxpo.parts.definition import SettingValue
     from gxpo.training import config
     from gxpo.training.loop import Trainer
 
@@ -203,7 +203,7 @@ def make(recipe: Recipe, half: str, name: str) -> dict[str, Any]:
     if recipe.policy:
         (work / "policy").symlink_to(policy(recipe.policy))
         settings["model"] = "policy"
-    resolved = config.resolve({k: Stated(v, "train.yaml") for k, v in settings.items() if v is not None})
+    resolved = config.resolve({k: SettingValue(v, "train.yaml") for k, v in settings.items() if v is not None})
     start, stream = time.time(), io.StringIO()
     with redirect_stderr(stream), warnings.catch_warnings():
         warnings.simplefilter("always")

@@ -14,7 +14,7 @@ from typing import Any
 
 from gxpo.explain.forest_picture import picture
 from gxpo.forest.forest import Forest
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training import config
 from gxpo.training.loop import Trainer
 
@@ -71,7 +71,7 @@ def grow(case: Case) -> Forest:
     settings = config.read(HOME / "examples" / f"{case.example}.yaml")
     changes = SMALL | case.changes
     keys = config.resolve(settings).keys
-    settings |= {k: Stated(v, "picture") for k, v in changes.items() if k in keys}
+    settings |= {k: SettingValue(v, "picture") for k, v in changes.items() if k in keys}
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(config.resolve(settings), out=folder)
         try:

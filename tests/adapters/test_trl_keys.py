@@ -8,7 +8,7 @@ import gxpo
 from gxpo.adapters.trl_config import with_defaults
 from gxpo.adapters.trl_keys import WITHOUT_KEY, SettingKeys, has_sequence_ratio, is_left_open
 from gxpo.base.errors import ConfigError
-from gxpo.parts.definition import Stated, show
+from gxpo.parts.definition import SettingValue, show
 
 
 def keys_of(settings, method="grpo@trl"):
@@ -45,9 +45,11 @@ def test_a_beta_is_a_coefficient_weighed_by_the_ratio():
 
 
 def test_only_defaults_and_trls_constants_are_left_open():
-    assert is_left_open("credit.eps", Stated(1e-4, "grpo@trl")) and is_left_open("credit.eps", Stated(1e-6, "default"))
-    assert not is_left_open("credit.eps", Stated(1e-4, "override"))
-    assert not is_left_open("credit.scale", Stated("none", "dr_grpo"))
+    assert is_left_open("credit.eps", SettingValue(1e-4, "grpo@trl")) and is_left_open(
+        "credit.eps", SettingValue(1e-6, "default")
+    )
+    assert not is_left_open("credit.eps", SettingValue(1e-4, "override"))
+    assert not is_left_open("credit.scale", SettingValue("none", "dr_grpo"))
 
 
 def test_gspo_has_a_ratio_of_sequences():

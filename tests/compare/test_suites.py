@@ -12,7 +12,7 @@ from gxpo.base.errors import GxpoError
 from gxpo.compare import suites
 from gxpo.compare.arms import make_arms
 from gxpo.compare.results import Arm, Budget
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training.config import resolve
 
 STUDY = Path(__file__).parents[2] / "studies" / "suites.yaml"
@@ -34,7 +34,7 @@ def arms_of(name: str, setting: suites.Setting) -> list[Arm]:
 
 
 def resolved(keys: Mapping[str, Any]) -> None:
-    resolve({k: Stated(v, "suite") for k, v in keys.items()})
+    resolve({k: SettingValue(v, "suite") for k, v in keys.items()})
 
 
 def test_the_suites_that_are_promised_are_there():

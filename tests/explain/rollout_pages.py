@@ -30,7 +30,7 @@ def write(path: Path, records: list[dict]) -> Path:
     return path
 
 
-class Parsed(HTMLParser):
+class ParsedReply(HTMLParser):
     """Elements of a page, and the text of its script elements."""
 
     def __init__(self, text: str) -> None:
@@ -57,10 +57,10 @@ class Parsed(HTMLParser):
         return json.loads(self.scripts[0])
 
 
-def page_of(path: Path, methods: tuple[str, ...] = (), step: int | None = None) -> Parsed:
+def page_of(path: Path, methods: tuple[str, ...] = (), step: int | None = None) -> ParsedReply:
     text = rollout_page.explain(path, methods, step)
     text.encode("utf-8")
-    return Parsed(text)
+    return ParsedReply(text)
 
 
 def numbers(x: dict, n: int) -> list[float]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.explain.rollout_pages import Parsed, record, write
+from tests.explain.rollout_pages import ParsedReply, record, write
 
 from gxpo.base.errors import RecordError
 from gxpo.base.media import PICTURES, label
@@ -80,7 +80,7 @@ def test_a_page_of_several_steps_holds_both(tmp_path):
         write_tasks(tmp_path / "a" / f"step-{step:06}.jsonl", {"sum": [0.0, 1.0]})
     write_tasks(tmp_path / "b" / "step-000001.jsonl", {"sum": [0.5]})
     page = run_text(tmp_path / "a", [1, 2], {"grpo": {"method": "grpo"}}, beside=SecondRun(tmp_path / "b"))
-    blobs = [json.loads(text) for text in Parsed(page).scripts if text.startswith("{")]
+    blobs = [json.loads(text) for text in ParsedReply(page).scripts if text.startswith("{")]
     assert [blob["beside"]["mean"] for blob in blobs if "beside" in blob] == [[0.5], [0.5]]
 
 

@@ -12,12 +12,12 @@ from gxpo.explain import memory
 from gxpo.explain.device_plan import SHARE, device_plan, training_of
 from gxpo.explain.memory import GPUS
 from gxpo.models.shape import KNOWN, SOURCES
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 
 
 def resolved(**keys):
     keys = {"model": "qwen2.5-0.5b"} | {name.replace("__", "."): value for name, value in keys.items()}
-    return config.resolve({name: Stated(value, "test") for name, value in keys.items()})
+    return config.resolve({name: SettingValue(value, "test") for name, value in keys.items()})
 
 
 def plan_of(gpu, context=None, **keys):

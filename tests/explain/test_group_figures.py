@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tests.explain.rollout_pages import Parsed, many, numbers, page_of
+from tests.explain.rollout_pages import ParsedReply, many, numbers, page_of
 
 from gxpo.explain import rollout_page
 from gxpo.explain.group_figures import choose_groups, figures
@@ -26,7 +26,7 @@ def test_groups_are_chosen_whole_from_all_kinds() -> None:
     differ = group_figures.disagreement["grpo", "dr_grpo"]
     assert np.argmax(differ) in taken
     assert choose_groups(group_figures).tolist() == list(range(400))
-    page = Parsed(rollout_page.page_text(source, looks, rollouts=80))
+    page = ParsedReply(rollout_page.page_text(source, looks, rollouts=80))
     assert len(page.data["groups"]["name"]) == 20 and "20 of 400 groups are shown (80 of 1,600 rollouts)" in page.text
     assert re.search(r"left out: \d+ zero-signal under grpo, \d+ others", page.text)
 

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from gxpo.explain.plan import arithmetic, budget_of, duration, judge_questions, turns_at_most
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training import config
 
 
 def resolved(**keys):
-    return config.resolve({k.replace("__", "."): Stated(v, "test") for k, v in keys.items()})
+    return config.resolve({k.replace("__", "."): SettingValue(v, "test") for k, v in keys.items()})
 
 
 def test_figures_of_a_step_and_of_the_run():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests import command_line
-from tests.explain.rollout_pages import HOSTILE, Parsed, many, numbers, page_of, record, write
+from tests.explain.rollout_pages import HOSTILE, ParsedReply, many, numbers, page_of, record, write
 
 from gxpo.base.errors import GxpoError
 from gxpo.explain import rollout_page
@@ -75,7 +75,7 @@ def test_hostile_texts_are_data(tmp_path: Path) -> None:
     run = tmp_path / "<img src=x>"
     path = write(run / "a.jsonl", rows)
     text = rollout_page.explain(path)
-    parsed = Parsed(text)
+    parsed = ParsedReply(text)
     assert parsed.tags.count("script") == 2 and "img" not in parsed.tags
     assert text.count("</script>") == 2 and "<!--" not in text and "\u2028" not in text and "\x00" not in text
     data = parsed.data
@@ -96,7 +96,7 @@ def test_ten_thousand_rollouts_fit_into_thirty_megabytes() -> None:
     source = many(1250, 8, tokens=50)
     looks = [look(m, source.forest) for m in ("grpo", "dr_grpo", "lite_ppo")]
     text = rollout_page.page_text(source, looks)
-    assert len(Parsed(text).data["R"]["id"]) == 10_000
+    assert len(ParsedReply(text).data["R"]["id"]) == 10_000
     assert len(text.encode()) < 30e6
 
 
@@ -123,7 +123,7 @@ def test_page_of_a_run_holds_its_steps_and_the_curve(tmp_path):
         write(tmp_path / "rollouts" / f"step-{step:06}.jsonl", rows)
     metrics = [{"step": 1, "reward_mean": 0.0}, {"step": 2, "reward_mean": 0.5}, {"step": 3}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
-    page = Parsed(rollout_page.run_text(tmp_path, [1, 2, 3], {}, most=2))
+    page = ParsedReply(rollout_page.run_text(tmp_path, [1, 2, 3], {}, most=2))
     overview, first, last = (json.loads(x) for x in page.scripts[:3])
     assert overview == {"steps": [1, 3], "of": 3, "curve": [[1, 0.0], [2, 0.5]]}
     assert len(first["R"]["id"]) == len(last["R"]["id"]) == 3

@@ -7,7 +7,7 @@ import pytest
 from gxpo.base.errors import TaskError
 from gxpo.cli.tasks import text
 from gxpo.explain.task_report import readable, report
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training import config
 
 TEMPLATE = (
@@ -17,7 +17,7 @@ TEMPLATE = (
 
 
 def settings(**keys):
-    return config.resolve({k.replace("__", "."): Stated(v, "test") for k, v in keys.items()}).settings
+    return config.resolve({k.replace("__", "."): SettingValue(v, "test") for k, v in keys.items()}).settings
 
 
 def write(path, rows):

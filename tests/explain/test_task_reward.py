@@ -6,7 +6,7 @@ import pytest
 
 from gxpo.environments import tasks as sources
 from gxpo.explain.task_reward import reward_figures
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.parts.protocols import Task
 from gxpo.training import config
 
@@ -27,7 +27,7 @@ def figures(tmp_path):
 
 
 def settings(reward):
-    return config.resolve({"reward": Stated(reward, "test"), "task": Stated("arithmetic", "test")}).settings
+    return config.resolve({"reward": SettingValue(reward, "test"), "task": SettingValue("arithmetic", "test")}).settings
 
 
 def test_a_reward_of_bare_answers(figures):

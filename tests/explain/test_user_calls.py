@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.explain.rollout_pages import Parsed, forest_of, numbers, record, write
+from tests.explain.rollout_pages import ParsedReply, forest_of, numbers, record, write
 
 from gxpo.explain import rollout_page
 from gxpo.explain.outlook import look
@@ -83,7 +83,7 @@ def test_the_page_holds_the_calls_on_their_axes(tmp_path, mine):
     write(tmp_path / "rollouts" / "step-000001.jsonl", [record(0, 1.0), record(1, None), record(2, 0.0)])
     source = read(tmp_path / "rollouts" / "step-000001.jsonl")
     looks = rollout_page.looks_of(source, {"mine": {"method": "grpo", "credit": f"{mine}:centred"}})
-    page = Parsed(rollout_page.page_text(source, looks))
+    page = ParsedReply(rollout_page.page_text(source, looks))
     (call,) = page.data["methods"][0]["summands"][0]["calls"]
     rows = {row["name"]: row for row in call["rows"]}
     assert rows["share"]["text"] == "0.5" and rows["result"]["value"]["a"] == "R"

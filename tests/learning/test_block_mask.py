@@ -18,7 +18,7 @@ from gxpo.learning.lora import LoraSettings
 from gxpo.learning.packing import Packing
 from gxpo.learning.torch import TorchLearner
 from gxpo.models.decoder.choices import PURPOSES, Sizes
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training import config
 from gxpo.training.preflight import check_settings
 
@@ -215,7 +215,7 @@ def test_no_gradient_on_the_cpu():
     with pytest.raises(ModelError, match=r"no backward pass on cpu: set learner\.attention=dense"):
         learner.step(FOREST, lambda x: x["logprob"].sum())
     asked_config = config.resolve(
-        {"learner.attention": Stated("flex", "test"), "learner.device": Stated("cpu", "test")}
+        {"learner.attention": SettingValue("flex", "test"), "learner.device": SettingValue("cpu", "test")}
     )
     with pytest.raises(ConfigError, match=r"learner\.attention=flex: FlexAttention has no backward pass on cpu"):
         check_settings(asked_config.settings, asked_config.method)

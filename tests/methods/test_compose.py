@@ -15,7 +15,7 @@ from gxpo.base.errors import ConfigError, GxpoError, MethodConflict, MissingSign
 from gxpo.forest.forest import Forest
 from gxpo.methods import METHODS
 from gxpo.parts import registry
-from gxpo.parts.definition import Stated, show
+from gxpo.parts.definition import SettingValue, show
 from gxpo.parts.registry import RATIOS
 
 
@@ -406,7 +406,7 @@ def test_a_method_is_whole_as_published_and_with_other_numbers():
 def test_left_over_options_make_no_part():
     """What another run's configuration states of a part that this method does not add is left out, with a warning."""
     with pytest.warns(UserWarning, match=r"credit.add.state.discount=0.9 is left out"):
-        method = gxpo.method("grpo", {"credit.add.state.discount": Stated(0.9, "run.yaml:1", optional=True)})
+        method = gxpo.method("grpo", {"credit.add.state.discount": SettingValue(0.9, "run.yaml:1", optional=True)})
     assert method.credit == gxpo.method("grpo").credit
 
 

@@ -16,7 +16,7 @@ from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.sampling.engines import network
 from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.training.models.check import check_loaded
-from gxpo.training.models.load import Loaded, load
+from gxpo.training.models.load import LoadedModel, load
 
 WIDE = Sizes(128, 32, 48, 2, 4, 2, 12, 256, 4, 4)  # more ids than the tokenizer's 100
 
@@ -47,7 +47,7 @@ def test_a_padded_vocabulary_and_a_pad_token_that_is_an_end(tmp_path):
 def test_what_is_wrong_with_a_model_is_a_problem():
     model, tokenizer = made("llama"), character_tokenizer()
     model.generation_config.eos_token_id = tokenizer.eos_token = None
-    actual = check_loaded(Loaded(model, tokenizer, "odd", None))
+    actual = check_loaded(LoadedModel(model, tokenizer, "odd", None))
     assert actual.end_ids == [] and len(actual.problems) == 2
     assert "the tokenizer has 100 tokens, the model 31" in actual.problems[0]
     assert "no end-of-sequence id is known" in actual.problems[1]
@@ -59,7 +59,7 @@ def test_what_is_wrong_with_a_model_is_a_problem():
     ("qwen3-moe", "fast", "packed"),
 ])  # fmt: skip
 def test_how_a_model_is_run_is_said_with_the_reason(name, forward, training):
-    actual = check_loaded(Loaded(KINDS[name].model(WIDE), character_tokenizer(), name, None))
+    actual = check_loaded(LoadedModel(KINDS[name].model(WIDE), character_tokenizer(), name, None))
     assert actual.forward.startswith(forward) and actual.training == training and actual.problems == []
     assert any("load-balancing loss" in note for note in actual.notes) == (name == "qwen3-moe")
 

@@ -13,7 +13,7 @@ from gxpo.base.errors import ConfigError, MethodConflict
 from gxpo.parts.definition import (
     Definition,
     Paper,
-    Stated,
+    SettingValue,
     check_allowed,
     check_refusals,
     finite,
@@ -41,7 +41,7 @@ def definition(name: str, keys: dict[str, Any], **more: Any) -> Definition:
 
 
 def merged(*methods: Definition, known: tuple[Definition, ...] = (), **overrides: Any) -> dict[str, tuple[Any, str]]:
-    stated_values = {key.replace("__", "."): Stated(value, "--set") for key, value in overrides.items()}
+    stated_values = {key.replace("__", "."): SettingValue(value, "--set") for key, value in overrides.items()}
     names = {m.name: m for m in (*methods, *known)}
     return {
         k: (s.value, s.origin) for k, s in merge([(m.name, m, m.keys) for m in methods], stated_values, names).items()
@@ -157,8 +157,8 @@ def test_an_unknown_key_gets_the_nearest_and_rewards_a_hint():
 
 
 def test_silent_values_state_nothing():
-    assert Stated({}, "x").is_silent and Stated("grpo", "x", by_method=True).is_silent
-    assert not any(Stated(value, "x").is_silent for value in ({"a": 1}, None, 0, "", []))
+    assert SettingValue({}, "x").is_silent and SettingValue("grpo", "x", by_method=True).is_silent
+    assert not any(SettingValue(value, "x").is_silent for value in ({"a": 1}, None, 0, "", []))
 
 
 # ---------------------------------------------------------------- merging
@@ -194,8 +194,8 @@ def test_a_stage_as_in_another_method_brings_all_its_keys():
 
 def test_a_stage_as_in_a_method_without_it_is_silent():
     names = {"one": ONE, "two": TWO}
-    out = merge([("one", ONE, ONE.keys)], {"weight": Stated("two", "--set")}, names)
-    assert out["weight"] == Stated("two", "--set", by_method=True) and out["weight"].is_silent
+    out = merge([("one", ONE, ONE.keys)], {"weight": SettingValue("two", "--set")}, names)
+    assert out["weight"] == SettingValue("two", "--set", by_method=True) and out["weight"].is_silent
 
 
 def test_parts_added_to_a_replaced_part_go_with_it():
@@ -211,10 +211,10 @@ def test_parts_added_to_a_replaced_part_go_with_it():
 def test_options_of_rewards_are_joined_entry_by_entry():
     options = {"judge": {"mode": "pairwise", "workers": 1}}
     judged = definition("judged", {"scoring.options": options})
-    own_value = Stated({"judge": {"workers": 4}, "math": {"strict": True}}, "--set")
+    own_value = SettingValue({"judge": {"workers": 4}, "math": {"strict": True}}, "--set")
     out = merge([("judged", judged, judged.keys)], {"scoring.options": own_value}, {"judged": judged})
     assert out["scoring.options"].value == {"judge": {"mode": "pairwise", "workers": 4}, "math": {"strict": True}}
-    assert Stated("text", "x").over_options(options).value == "text"
+    assert SettingValue("text", "x").over_options(options).value == "text"
 
 
 def test_values_that_a_method_refuses_are_errors():
@@ -226,7 +226,7 @@ def test_values_that_a_method_refuses_are_errors():
 
 def test_values_that_a_part_does_not_allow_are_errors():
     part = SimpleNamespace(allows={"env.context": (("full", "window"), "reads every turn")}, label="mine")
-    check_allowed(part, {"env.context": Stated("window", "x")})
+    check_allowed(part, {"env.context": SettingValue("window", "x")})
     check_allowed(part, {})
     with pytest.raises(ConfigError, match=r"env\.context=summary: .* reads every turn: .* to full or window"):
-        check_allowed(part, {"env.context": Stated("summary", "x")})
+        check_allowed(part, {"env.context": SettingValue("summary", "x")})

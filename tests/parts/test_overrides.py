@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from gxpo.parts.definition import Definition, Stated
+from gxpo.parts.definition import Definition, SettingValue
 from gxpo.parts.overrides import Remains, remains
 
 
 def left_of(keys: dict[str, Any], resolved: dict[str, tuple[Any, str]]) -> Remains:
     method = Definition("mine: An idea.", name="mine", evidence="paper", keys=keys)
-    return remains(method, {key: Stated(*value) for key, value in resolved.items()})
+    return remains(method, {key: SettingValue(*value) for key, value in resolved.items()})
 
 
 def test_a_method_as_published_is_whole():

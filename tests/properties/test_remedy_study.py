@@ -21,7 +21,7 @@ from gxpo.doctor.remedies import SOURCES, remedies, remedy_table  # noqa: E402
 from gxpo.doctor.text import text  # noqa: E402
 from gxpo.explain.advice import recommendations  # noqa: E402
 from gxpo.explain.methods import advice_text  # noqa: E402
-from gxpo.parts.definition import Stated  # noqa: E402
+from gxpo.parts.definition import SettingValue  # noqa: E402
 from gxpo.training import config  # noqa: E402
 from study_rows import digest  # noqa: E402
 
@@ -44,7 +44,7 @@ def test_every_arm_of_the_list_resolves(experiment):
     for setting, arms, _ in study.sides(LIST, experiment):
         for arm in arms:
             keys = {**study.keys_of(setting, arm), "seed": 0}
-            assert config.resolve({k: Stated(v, "list") for k, v in keys.items()}).keys
+            assert config.resolve({k: SettingValue(v, "list") for k, v in keys.items()}).keys
 
 
 def test_every_sickness_has_two_tasks_and_three_arms():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests import command_line
 
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training import config
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +94,9 @@ def test_what_is_typed_resolves_and_what_is_checked_is_so(tmp_path, monkeypatch)
 def test_the_whole_of_it(tmp_path, monkeypatch):
     begun(tmp_path, monkeypatch)
     small = config.demo_settings
-    monkeypatch.setattr(config, "demo_settings", lambda **given: small(**given) | {"eval.tasks": Stated(8, "test")})
+    monkeypatch.setattr(
+        config, "demo_settings", lambda **given: small(**given) | {"eval.tasks": SettingValue(8, "test")}
+    )
     message = follow(monkeypatch, whole=True)
     assert "(proved)" in of(message, "doctor", "runs/sick").splitlines()[0]  # of two groups a step it can't tell more
     assert "zero_signal" in of(message, "explain", "--json")

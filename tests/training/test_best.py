@@ -7,7 +7,7 @@ from tests.training.callbacks.parity import REWARD, SMALL
 
 import gxpo
 from gxpo.base.errors import ConfigError
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training import checkpoint, config, start
 from gxpo.training.best import Best, Patience, best_of, rules_of
 
@@ -49,7 +49,7 @@ def test_a_line_that_is_read_twice_counts_once():
 )
 def test_what_is_no_metric_is_refused(keys, message):
     with pytest.raises(ConfigError, match=message):
-        rules_of(config.resolve({k: Stated(v, "test") for k, v in keys.items()}).settings.trainer)
+        rules_of(config.resolve({k: SettingValue(v, "test") for k, v in keys.items()}).settings.trainer)
 
 
 def train(path, steps, keys, **more):

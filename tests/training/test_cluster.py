@@ -9,7 +9,7 @@ import gxpo
 from gxpo.base.errors import CheckpointError, ConfigError
 from gxpo.training import config, models
 from gxpo.training.cluster import check_cluster
-from gxpo.training.config import Stated
+from gxpo.training.config import SettingValue
 
 REWARD = f"{Path(__file__).with_name('parity_reward.py')}:parity"
 TINKER = {"cluster.backend": "tinker", "cluster.address": "http://localhost:8000", "learner.lora_rank": 8}
@@ -46,7 +46,7 @@ SHORT = {"tasks.per_step": 2, "rollout.group_size": 3, "sampling.max_new_tokens"
 )
 def test_what_an_engine_can_not_do_is_refused_in_a_line(settings, words):
     keys = {"method": "grpo", **settings}
-    resolved = config.resolve({key: Stated(value, "test") for key, value in keys.items()})
+    resolved = config.resolve({key: SettingValue(value, "test") for key, value in keys.items()})
     with pytest.raises(ConfigError) as error:
         check_cluster(resolved.settings, resolved.method)
     assert words in str(error.value) and "\n" not in str(error.value)
@@ -64,7 +64,7 @@ def test_what_an_engine_can_not_do_is_refused_in_a_line(settings, words):
 def test_what_it_can_do_is_let_through(settings):
     for method in ("grpo", "gspo", "dr_grpo", "gigpo"):
         keys = {"method": method, **settings}
-        resolved = config.resolve({key: Stated(value, "test") for key, value in keys.items()})
+        resolved = config.resolve({key: SettingValue(value, "test") for key, value in keys.items()})
         check_cluster(resolved.settings, resolved.method)
 
 

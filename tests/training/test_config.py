@@ -11,7 +11,7 @@ import pytest
 import gxpo
 from gxpo.base.errors import ConfigError
 from gxpo.parts import registry
-from gxpo.parts.definition import STAGES, Stated, show, stage_of
+from gxpo.parts.definition import STAGES, SettingValue, show, stage_of
 from gxpo.parts.settings import FIELDS, RUN_KEYS
 from gxpo.training import config
 
@@ -193,16 +193,16 @@ def test_rewards_of_the_method_stand_beside_weights(tmp_path):
 
 def test_keys_from_python_are_the_same_keys():
     given_settings = {"tasks.options": {"a": 1}, "tasks.options.b": 2.0, "scoring.weights.format": 1}
-    resolved = config.resolve({k: Stated(v, "argument") for k, v in given_settings.items()})
+    resolved = config.resolve({k: SettingValue(v, "argument") for k, v in given_settings.items()})
     assert resolved.settings.tasks.options == {"a": 1, "b": 2.0} and resolved.settings.rewards == {"format": 1.0}
     for value, message in ((math.nan, "must be finite"), ("\udcff", "Unicode"), (2**70, "64 bits")):
         with pytest.raises(ConfigError, match=f"^argument: tasks.options: .*{message}"):
-            config.resolve({"tasks.options": Stated({"x": [value]}, "argument")})
+            config.resolve({"tasks.options": SettingValue({"x": [value]}, "argument")})
 
 
 @pytest.mark.parametrize("method", ["epo", "hi_agent", "hicra", "hiper", "grpo_d+tis", "passk"])
 def test_what_a_method_brings_is_read_back(tmp_path, method):
-    first = config.resolve({"method": Stated(method, "--set")})
+    first = config.resolve({"method": SettingValue(method, "--set")})
     again = config.load(write(tmp_path, first.to_yaml()))
     assert {k: show(s.value) for k, s in first.keys.items()} == {
         k: show(tuple(s.value) if isinstance(first.keys[k].value, tuple) else s.value) for k, s in again.keys.items()
@@ -278,8 +278,8 @@ def test_every_form_of_the_same_keys_is_the_same_run(tmp_path, section):
         "nested file": config.load(write(tmp_path, "".join(f"{k}: {v}\n" for k, v in as_set[1].items()))),
         "dotted --set": config.load(None, [f"{k}={v}" for k, v in as_set[0].items()]),
         "nested --set": config.load(None, [f"{k}={v}" for k, v in as_set[1].items()]),
-        "dotted Python": config.resolve({k: Stated(v, "argument") for k, v in keys.items()}),
-        "nested Python": config.resolve({k: Stated(v, "argument") for k, v in tree.items()}),
+        "dotted Python": config.resolve({k: SettingValue(v, "argument") for k, v in keys.items()}),
+        "nested Python": config.resolve({k: SettingValue(v, "argument") for k, v in tree.items()}),
     }
     actual = {form: {k: show(s.value) for k, s in r.keys.items()} for form, r in forms.items()}
     for form, resolved in actual.items():
@@ -324,7 +324,7 @@ TERMS_OF_A_GATE = ("policy_gradient", "inner_layer")  # what `objective.surrogat
 )
 def test_nested_keys_that_can_t_be(given, said):
     with pytest.raises(ConfigError, match=said):
-        config.resolve({k: Stated(v, "argument") for k, v in given.items()})
+        config.resolve({k: SettingValue(v, "argument") for k, v in given.items()})
 
 
 def test_two_words_for_one_setting():
@@ -357,21 +357,21 @@ def test_keys_over_a_method_that_was_composed_in_python():
 
     method = gxpo.method("dr_grpo+gspo", {"objective.clip_low": 0.1, "rollout.group_size": 4})
     given_settings = {"credit": own, "rollout.group_size": 2, "optim.lr": 1e-3}
-    actual = config.resolve({k: Stated(v, "argument") for k, v in given_settings.items()}, composition=method)
+    actual = config.resolve({k: SettingValue(v, "argument") for k, v in given_settings.items()}, composition=method)
     origins = {k: (s.value, s.origin) for k, s in actual.keys.items()}
     assert origins["rollout.group_size"] == (2, "argument") and origins["credit"] == (own, "argument")
     assert origins["objective.clip_low"] == (0.1, "override") and origins["objective.ratio"][1] == "gspo"
     assert origins["optim.lr"] == (1e-3, "argument") and "credit.scale" not in origins
     assert actual.method.name == "dr_grpo+gspo" and method.rollout.group_size == 4  # the caller's stays as it is
     assert gxpo.method(method) is method and gxpo.method(method, {"rollout.group_size": 8}).rollout.group_size == 8
-    assert config.resolve({"compat": Stated("verl", "argument")}, composition=gxpo.method("grpo")).method.keys == (
-        gxpo.method("grpo", compat="verl").keys
-    )
+    assert config.resolve(
+        {"compat": SettingValue("verl", "argument")}, composition=gxpo.method("grpo")
+    ).method.keys == (gxpo.method("grpo", compat="verl").keys)
 
 
 def test_keys_over_a_method_with_replaced_parts_are_refused():
     changed = dataclasses.replace(gxpo.method("grpo"), weights={})
     with pytest.raises(ConfigError, match=r"credit\.scale: parts of method grpo were replaced after it was composed"):
-        config.resolve({"credit.scale": Stated("none", "argument")}, composition=changed)
+        config.resolve({"credit.scale": SettingValue("none", "argument")}, composition=changed)
     with pytest.raises(ConfigError, match="set names a method beside method=: leave one out"):
         gxpo.train("tiny:cold", "arithmetic", gxpo.method("grpo"), set={"method": "rloo"})

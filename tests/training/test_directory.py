@@ -9,7 +9,7 @@ import pytest
 
 import gxpo
 from gxpo.base.errors import CheckpointError, ConfigError
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training.directory import find, name_for
 
 SMALL = {"tasks.per_step": 2, "rollout.group_size": 2, "eval.tasks": 2, "sampling.max_new_tokens": 2}
@@ -31,7 +31,7 @@ def test_new_run_is_named_after_its_file_and_never_reuses_a_name(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     for other in there:
         (tmp_path / "runs" / other).mkdir(parents=True)
-    values = {k: Stated(v, "--set") for k, v in sets.items()}
+    values = {k: SettingValue(v, "--set") for k, v in sets.items()}
     assert name_for(Path("examples/lake.yaml"), values) == Path("runs") / name
 
 

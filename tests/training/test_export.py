@@ -41,7 +41,7 @@ def greedy(model: Any, tokenizer: Any) -> list[list[int]]:
     return actual
 
 
-def loaded(directory: Path, dtype: str = "float32") -> models.Loaded:
+def loaded(directory: Path, dtype: str = "float32") -> models.LoadedModel:
     return models.load(str(directory), task="arithmetic", dtype=dtype)
 
 
@@ -172,7 +172,7 @@ def test_the_card(full: gxpo.Run, tmp_path: Path) -> None:
 def test_a_template_of_the_run_goes_with_the_tokenizer(full: gxpo.Run, tmp_path: Path) -> None:
     template = tmp_path / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
-    keys = config.read(full.path / "config.yaml") | {"chat.template": config.Stated(str(template), "--set")}
+    keys = config.read(full.path / "config.yaml") | {"chat.template": config.SettingValue(str(template), "--set")}
     parameters = parameters_of(full.path)
     _, tokenizer = export.load_trained(config.resolve(keys).settings, parameters)
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi"
@@ -202,6 +202,6 @@ def test_a_full_disk_leaves_nothing(full: gxpo.Run, tmp_path: Path, monkeypatch:
 
 
 def test_another_model_under_the_same_name(lora: gxpo.Run, tmp_path: Path) -> None:
-    keys = config.read(lora.path / "config.yaml") | {"learner.lora_rank": config.Stated(8, "--set")}
+    keys = config.read(lora.path / "config.yaml") | {"learner.lora_rank": config.SettingValue(8, "--set")}
     with pytest.raises(ModelError, match=r"checkpoint and model differ: base_model.* \(4, \d+\) in the checkpoint"):
         export.load_trained(config.resolve(keys).settings, parameters_of(lora.path))

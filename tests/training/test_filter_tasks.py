@@ -18,7 +18,7 @@ def by_prompt(completion, task):
 """
 
 
-def resolved(folder: Path, **keys: Any) -> config.Resolved:
+def resolved(folder: Path, **keys: Any) -> config.RunConfig:
     (folder / "mine.py").write_text(REWARD)
     rows = [{"id": x, "prompt": f"{x}?", "answer": "1", "level": i} for i, x in enumerate("abcdef")]
     (folder / "pool.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -32,7 +32,7 @@ def resolved(folder: Path, **keys: Any) -> config.Resolved:
         "sampling.max_new_tokens": 4,
         **keys,
     }
-    return config.resolve({k: config.Stated(v, "test") for k, v in settings.items()})
+    return config.resolve({k: config.SettingValue(v, "test") for k, v in settings.items()})
 
 
 def test_what_is_always_or_never_solved_is_left_out(tmp_path: Path) -> None:

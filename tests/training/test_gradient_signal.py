@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from gxpo.base.errors import ConfigError
 from gxpo.cli.app import app
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.parts.protocols import Budget
 from gxpo.training import gradient_signal as meter
 from gxpo.training.bound_learner import BoundLearner
@@ -65,7 +65,7 @@ def test_a_sketch_keeps_inner_products_on_average(monkeypatch):
 def trainer(tmp_path):
     def make(method, **keys):
         given_settings = {**COLD, "method": method, "tasks.per_step": 5, "rollout.group_size": 4, **keys}
-        return Trainer(resolve({k: Stated(v, "test") for k, v in given_settings.items()}), out=tmp_path / method)
+        return Trainer(resolve({k: SettingValue(v, "test") for k, v in given_settings.items()}), out=tmp_path / method)
 
     return make
 

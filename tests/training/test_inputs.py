@@ -14,7 +14,7 @@ import gxpo
 from gxpo.base.errors import CheckpointError
 from gxpo.cli.app import app
 from gxpo.environments.tasks.dataset import Dataset
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training import checkpoint, config, inputs
 
 SMALL = {"tasks.per_step": 2, "rollout.group_size": 2, "eval.tasks": 1, "sampling.max_new_tokens": 2}
@@ -54,7 +54,7 @@ def test_every_file_that_a_value_names_is_hashed(tmp_path, monkeypatch):
         "chat.template": "chat.jinja", "chat.system": "grpo.\n" * 2000, "sampling.stop": ["\0", "no.txt"],
         "sampling.engine_python": "python3.11", "model": "data.jsonl", "objective.surrogate": "gymnasium:X",
     }  # fmt: skip
-    actual = inputs.hashes({k: Stated(v, "file") for k, v in values.items()})
+    actual = inputs.hashes({k: SettingValue(v, "file") for k, v in values.items()})
     file_names = {"data.jsonl", "held.jsonl", "r.py", "./c.py", "chat.jinja", "mine.py", str(tmp_path / "s.py")}
     assert actual == {name: sha(Path(name).name) for name in file_names}
 
@@ -124,9 +124,9 @@ def test_code_named_by_a_changed_config_does_not_run(stopped, tmp_path, key, com
         file.chmod(0o755)
     else:
         file.write_text(MARKED[key].format(mark=str(mark)))
-    keys = {**config.read(run / "config.yaml"), key: Stated(value, "theirs")}
+    keys = {**config.read(run / "config.yaml"), key: SettingValue(value, "theirs")}
     if key == "sampling.engine_python":
-        keys["sampling.engine"] = Stated("vllm", "theirs")
+        keys["sampling.engine"] = SettingValue("vllm", "theirs")
     text = "".join(f"{k}: {config.show(s.value)}\n" for k, s in keys.items() if not k.startswith("versions"))
     (run / "config.yaml").write_text(text)
     arguments = [command, str(run), *([str(tmp_path / "model")] if command == "export" else [])]

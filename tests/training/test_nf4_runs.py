@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 import gxpo
 from gxpo.base.errors import CheckpointError, ConfigError, ModelError
 from gxpo.models import nf4
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training import config
 from gxpo.training.models import character_tokenizer, load, tiny_model
 from gxpo.training.preflight import check_base
@@ -121,7 +121,7 @@ def test_other_settings_train_over_nf4(folder, tmp_path, keys):
 )
 def test_what_a_base_in_nf4_can_not_have_is_refused_in_a_line(keys, words):
     keys = {"model": "smollm2-135m", "learner.base": "nf4", "learner.lora_rank": 4, **keys}
-    settings = config.resolve({key: Stated(value, "test") for key, value in keys.items()}).settings
+    settings = config.resolve({key: SettingValue(value, "test") for key, value in keys.items()}).settings
     with pytest.raises(ConfigError) as error:
         check_base(settings)
     assert words in str(error.value) and "\n" not in str(error.value)
@@ -129,4 +129,4 @@ def test_what_a_base_in_nf4_can_not_have_is_refused_in_a_line(keys, words):
 
 def test_float16_is_refused_with_what_to_use():
     with pytest.raises(ConfigError, match=r"learner.dtype: float16 needs a scale of the loss"):
-        config.resolve({"model": Stated("tiny:cold", "test"), "learner.dtype": Stated("float16", "test")})
+        config.resolve({"model": SettingValue("tiny:cold", "test"), "learner.dtype": SettingValue("float16", "test")})

@@ -11,7 +11,7 @@ from tests.thorough import some
 
 import gxpo
 from gxpo.base.errors import ConfigError
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training import checkpoint, config
 from gxpo.training.loop import Trainer
 from gxpo.training.phase_plan import Until, expand
@@ -117,7 +117,8 @@ def test_a_second_phase_is_a_run_from_the_first_ones_parameters(tmp_path, reward
     full_path = train(tmp_path / "a", reward, phases=phases).path
     first = train(tmp_path / "b", reward, phases=phases[:1]).path
     trainer = Trainer(
-        config.resolve(gxpo.training.train.keys_from_run(first, {"method": Stated("dpo", "test")})), out=tmp_path / "c"
+        config.resolve(gxpo.training.train.keys_from_run(first, {"method": SettingValue("dpo", "test")})),
+        out=tmp_path / "c",
     )
     try:
         start = trainer.learner.snapshot()
@@ -201,14 +202,18 @@ def test_what_cannot_be_had_is_refused_in_one_line(tmp_path, phases, others, sai
 
 def test_a_key_reaches_the_phases_that_have_it():
     keys = {"phases": [GOOD, {"method": "dpo"}], "objective.beta": 0.25, "rollout.group_size": 3}
-    one, two = config.resolve({k: Stated(v, "test") for k, v in keys.items()}).phases
+    one, two = config.resolve({k: SettingValue(v, "test") for k, v in keys.items()}).phases
     assert "objective.beta" not in one.keys and two.keys["objective.beta"].value == 0.25
     assert one.method.rollout.group_size == two.method.rollout.group_size == 3
 
 
 def test_a_key_can_be_dropped():
     keys = config.over(
-        {"objective.pairs": Stated("outcome", "f"), "credit": Stated("gae", "f"), "credit.lam": Stated(1.0, "f")},
+        {
+            "objective.pairs": SettingValue("outcome", "f"),
+            "credit": SettingValue("gae", "f"),
+            "credit.lam": SettingValue(1.0, "f"),
+        },
         config.parse_set(["~objective.pairs", "~credit"]),
     )
     assert keys == {}
@@ -219,7 +224,7 @@ def test_a_key_can_be_dropped():
 def test_a_run_with_phases_is_continued_by_what_is_said(calm):
     with pytest.raises(ConfigError, match="had phases"):
         gxpo.train(from_run=calm, steps=1)
-    keys = gxpo.training.train.keys_from_run(calm, {"method": Stated("grpo", "test")})
+    keys = gxpo.training.train.keys_from_run(calm, {"method": SettingValue("grpo", "test")})
     assert "phases" not in keys and config.resolve(keys).phases == ()
 
 

@@ -11,7 +11,7 @@ from gxpo.base.errors import ConfigError, TaskError
 from gxpo.environments import tasks
 from gxpo.environments.worlds import World
 from gxpo.methods import METHODS
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.parts.protocols import Task
 from gxpo.parts.settings import TeacherSettings
 from gxpo.training.preflight import check_settings, check_world, learns_from_one, rehearse
@@ -80,7 +80,7 @@ def test_sampling_unfit_for_a_rollout_is_refused_before_a_run(name, keys, messag
     for refused in (True, False):
         fine = {} if refused else {"sampling.max_new_tokens": 12, "sampling.temperature": 0.7}
         keys_of_run = {"method": name, **keys, **fine}
-        resolved = gxpo.config.resolve({k: Stated(v, "-") for k, v in keys_of_run.items()})
+        resolved = gxpo.config.resolve({k: SettingValue(v, "-") for k, v in keys_of_run.items()})
         if not refused:
             check_settings(resolved.settings, resolved.method)
             continue
@@ -148,9 +148,11 @@ def test_settings_unfit_for_a_rollout_are_refused_at_composition(name, keys, mes
     with pytest.raises(ConfigError, match=message):
         gxpo.method(name, keys)
     with pytest.raises(ConfigError, match=message):
-        gxpo.config.resolve({k: Stated(v, "config.yaml") for k, v in {"method": name, **keys}.items()})
+        gxpo.config.resolve({k: SettingValue(v, "config.yaml") for k, v in {"method": name, **keys}.items()})
     fine = {"env.context": "window", "sampling.top_k": 0, "sampling.top_p": 1}
-    assert gxpo.config.resolve({k: Stated(v, "-") for k, v in {"method": name, **fine}.items()}).method.name == name
+    assert (
+        gxpo.config.resolve({k: SettingValue(v, "-") for k, v in {"method": name, **fine}.items()}).method.name == name
+    )
 
 
 def test_hints_and_references_in_an_environment_are_its_experts():
@@ -198,7 +200,7 @@ def rendered_rows(tmp_path, rows=40):
 def test_what_rendered_prompts_have_no_place_for_is_refused(tmp_path, keys, message):
     keys = {"task": rendered_rows(tmp_path), "chat.template": "rendered", "model": "tiny:cold"} | keys
     with pytest.raises(ConfigError, match=message):
-        rehearse(gxpo.config.resolve({k: Stated(v, "test") for k, v in keys.items()}))
+        rehearse(gxpo.config.resolve({k: SettingValue(v, "test") for k, v in keys.items()}))
 
 
 @pytest.mark.slow
@@ -207,7 +209,7 @@ def test_rehearsal_and_start_warn_of_rendered_prompts(tmp_path):
     with pytest.warns(
         UserWarning, match=r"3\d prompt\(s\) hold a rendered chat template already .* chat\.template=rendered"
     ):
-        rehearse(gxpo.config.resolve({k: Stated(v, "test") for k, v in keys.items()}))
+        rehearse(gxpo.config.resolve({k: SettingValue(v, "test") for k, v in keys.items()}))
     small = {"tasks.per_step": 2, "eval.tasks": 2, "sampling.max_new_tokens": 4}
     with pytest.warns(UserWarning, match=r"prompt\(s\) hold a rendered chat template already"):
         gxpo.train("tiny:cold", keys["task"], reward=lambda completion: 1.0, steps=1, out=tmp_path / "run", set=small)

@@ -11,7 +11,7 @@ import torch
 
 from gxpo.learning.lora import LoraSettings
 from gxpo.learning.torch import TorchLearner
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training import checkpoint, config, probe
 from gxpo.training.models import tiny_model
 
@@ -28,8 +28,8 @@ SMALL = {
 }
 
 
-def resolved(**more: Any) -> config.Resolved:
-    return config.resolve({k: Stated(v, "--set") for k, v in {**SMALL, **more}.items()})
+def resolved(**more: Any) -> config.RunConfig:
+    return config.resolve({k: SettingValue(v, "--set") for k, v in {**SMALL, **more}.items()})
 
 
 def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

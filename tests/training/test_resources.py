@@ -11,7 +11,7 @@ from gxpo.base import runtime
 from gxpo.base.errors import ConfigError
 from gxpo.learning.torch import TorchLearner
 from gxpo.models.decoder.choices import Trial
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.training import checkpoint, config
 from gxpo.training.loop import Trainer
@@ -53,7 +53,7 @@ def trials(monkeypatch, tmp_path):
 def make_trainer(out, *, resume=False, notify=lambda line: None, **keys):
     settings = {**SMALL, "model": "tiny:cold", "task": "arithmetic", "trainer.steps": 1}
     settings |= {k.replace("__", "."): v for k, v in keys.items()}
-    resolved = config.resolve({k: Stated(v, "test") for k, v in settings.items()})
+    resolved = config.resolve({k: SettingValue(v, "test") for k, v in settings.items()})
     return Trainer(resolved, out=out, resume=resume, notify=notify)
 
 
@@ -140,4 +140,4 @@ def test_a_model_in_float32_has_no_dtypes_to_choose(tmp_path, monkeypatch):
 
 def test_another_word_is_refused():
     with pytest.raises(ConfigError, match=r"sampling\.products"):
-        config.resolve({"sampling.products": Stated("bfloat16", "test")})
+        config.resolve({"sampling.products": SettingValue("bfloat16", "test")})

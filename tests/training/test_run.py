@@ -59,10 +59,10 @@ import sys
 import gxpo
 from gxpo import config
 from gxpo.base.errors import ConfigError
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 
 keys = {"model": "tiny:cold", "trainer.steps": 1, **eval(sys.argv[2])}
-trainer = gxpo.Trainer(config.resolve({k: Stated(v, "test") for k, v in keys.items()}), out=sys.argv[1])
+trainer = gxpo.Trainer(config.resolve({k: SettingValue(v, "test") for k, v in keys.items()}), out=sys.argv[1])
 print("ready", flush=True)
 for line in sys.stdin:
     try:

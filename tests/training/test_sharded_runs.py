@@ -160,6 +160,6 @@ def test_a_run_starts_from_shards(pair: tuple[Path, Path, str], tmp_path: Path) 
 def test_what_shards_can_not_do_is_refused(keys: dict[str, Any], what: str) -> None:
     settings = {k: v for k, v in KEYS.items() if not k.startswith("learner.")}
     settings |= {**keys, "cluster.backend": "fsdp"}
-    resolved = config.resolve({k: config.Stated(v, "test") for k, v in settings.items()})
+    resolved = config.resolve({k: config.SettingValue(v, "test") for k, v in settings.items()})
     with pytest.raises(ConfigError, match=what):
         check_settings(resolved.settings, resolved.method)

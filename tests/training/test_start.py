@@ -11,7 +11,7 @@ import torch
 
 import gxpo
 from gxpo.base.errors import CheckpointError, ConfigError, GxpoError
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training import checkpoint, config, metrics
 from gxpo.training.start import inherit_keys, parameters_of
 from gxpo.training.train import free, keys_from_run
@@ -55,7 +55,7 @@ def test_a_new_run_stands_where_the_old_one_stopped(old: gxpo.Run) -> None:
     resolved = new.trainer.resolved.keys
     line = (old.path / "config.yaml").read_text().splitlines().index("model: tiny:cold # argument") + 1
     assert resolved["model"].origin == f"{old.path}/config.yaml:{line}"
-    assert resolved["optim.lr"] == Stated(1e-3, "argument") and resolved["credit.scale"].value == "none"
+    assert resolved["optim.lr"] == SettingValue(1e-3, "argument") and resolved["credit.scale"].value == "none"
     assert resolved["credit.scale"].origin.endswith("(dr_grpo)")
     assert old.trainer.step_number == 2 and len(old.metrics) == 2
 
@@ -93,11 +93,11 @@ def test_lora_goes_on_with_its_adapters(tmp_path: Path) -> None:
 def test_a_changed_method_leaves_what_nobody_stated_behind(old: gxpo.Run) -> None:
     same = config.resolve(inherit_keys(old.path, {}))
     assert same.method.name == "dr_grpo" and same.keys["objective.aggregate"].value == "sequence_sum"
-    keys = inherit_keys(old.path, {"method": Stated("gspo", "--set")})
+    keys = inherit_keys(old.path, {"method": SettingValue("gspo", "--set")})
     assert "objective.aggregate" not in keys and "trainer.tensorboard" not in keys and "out" not in keys
     assert keys["optim.lr"].value == 0.01 and "(" not in keys["optim.lr"].origin
     assert config.resolve(keys).method.name == "gspo"
-    other = config.resolve(inherit_keys(old.path, {"credit": Stated("set_relative", "--set")}))
+    other = config.resolve(inherit_keys(old.path, {"credit": SettingValue("set_relative", "--set")}))
     assert "credit.scale" not in other.keys and other.method.name == "dr_grpo"
     composed = inherit_keys(old.path, {}, is_composed=True)
     assert not any(k.startswith(("credit", "objective", "method")) for k in composed) and "optim.lr" in composed
@@ -115,24 +115,24 @@ def test_a_changed_method_leaves_what_nobody_stated_behind(old: gxpo.Run) -> Non
 def test_inherited_key_that_the_new_method_lacks_is_left_out(
     stated: dict[str, Any], changed: dict[str, Any], tmp_path: Path
 ) -> None:
-    first = config.resolve({k: Stated(v, "--set") for k, v in stated.items()})
+    first = config.resolve({k: SettingValue(v, "--set") for k, v in stated.items()})
     (tmp_path / "config.yaml").write_text(first.to_yaml())
     key = list(stated)[-1]
     line = next(i for i, x in enumerate(first.to_yaml().splitlines(), 1) if x.startswith(f"{key}:"))
-    keys = inherit_keys(tmp_path, {k: Stated(v, "argument") for k, v in changed.items()})
+    keys = inherit_keys(tmp_path, {k: SettingValue(v, "argument") for k, v in changed.items()})
     with pytest.warns(UserWarning, match=rf"config\.yaml:{line}: {key}={stated[key]} is left out: \w+ has no such key"):
         resolved = config.resolve(keys)
     assert key not in resolved.keys
     again = config.read(tmp_path / "config.yaml")[key]
     with pytest.raises(ConfigError, match=r"unknown (key|credit)"):  # one that is typed now is still refused
-        config.resolve({**keys, key: Stated(again.value, "--set")})
+        config.resolve({**keys, key: SettingValue(again.value, "--set")})
 
 
 def test_origins_survive_a_second_inheritance(old: gxpo.Run, tmp_path: Path) -> None:
     second = tmp_path / "second"
     second.mkdir()
     (second / "config.yaml").write_text(config.resolve(inherit_keys(old.path, {})).to_yaml())
-    keys = inherit_keys(second, {"method": Stated("rloo", "--set")})
+    keys = inherit_keys(second, {"method": SettingValue("rloo", "--set")})
     assert "credit.scale" not in keys and "trainer.tensorboard" not in keys and keys["optim.lr"].value == 0.01
     kept_inherited = inherit_keys(second, {})
     assert kept_inherited["credit.scale"].origin.endswith("(dr_grpo)") and kept_inherited[
@@ -160,12 +160,12 @@ def test_what_is_no_run_is_refused(old: gxpo.Run, tmp_path: Path) -> None:
 
 
 def test_a_reward_of_python_is_asked_for_again(old: gxpo.Run, tmp_path: Path) -> None:
-    keys = config.read(old.path / "config.yaml") | {"reward": Stated("python:mine", "argument")}
+    keys = config.read(old.path / "config.yaml") | {"reward": SettingValue("python:mine", "argument")}
     (tmp_path / "config.yaml").write_text(config.resolve(keys).to_yaml())
     shutil.copytree(old.path / "checkpoints", tmp_path / "checkpoints")
     with pytest.raises(ConfigError, match=r"was a Python object \(python:mine\): give it again"):
         keys_from_run(tmp_path, {})
-    assert keys_from_run(tmp_path, {"reward": Stated("correct", "--set")})["reward"].value == "correct"
+    assert keys_from_run(tmp_path, {"reward": SettingValue("correct", "--set")})["reward"].value == "correct"
 
 
 def test_free(tmp_path: Path) -> None:

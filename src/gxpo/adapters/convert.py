@@ -34,7 +34,7 @@ from gxpo.parts.definition import show
 
 
 @dataclass(frozen=True)
-class Converted:
+class ConvertedKeys:
     """Keys of gxpo, dotted and in order; a key whose value is not known is `OPEN`.
 
     origins  where each key comes from; of an open key, why its value is not known
@@ -64,7 +64,7 @@ class Converted:
         return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def convert_trl(path: str | Path, *, processes: int = 1) -> Converted:
+def convert_trl(path: str | Path, *, processes: int = 1) -> ConvertedKeys:
     """Convert a YAML file of `trl grpo`, a script or notebook, or a launch of one (.sh); nothing is run.
 
     processes  number that TRL is launched with: its batch sizes are per process; ConfigError for an unreadable file
@@ -102,11 +102,11 @@ class Conversion:
         self.origins: dict[str, str] = {}
         self.notes: list[tuple[str, str]] = []
 
-    def converted(self) -> Converted:
+    def converted(self) -> ConvertedKeys:
         stages = (self._task, self._method, self._batches, self._sampling, self._optimiser, self._model, self._outputs)
         for stage in (*stages, self._unread_settings):
             stage()
-        return Converted(self.keys, self.origins, (*self.source.open, *self.notes), self.source.system)
+        return ConvertedKeys(self.keys, self.origins, (*self.source.open, *self.notes), self.source.system)
 
     # ------------------------------------------------------------ output
     def _set(self, key: str, value: Any, *fields: str, also: tuple[str, ...] = ()) -> None:

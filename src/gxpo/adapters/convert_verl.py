@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gxpo.adapters.convert import Converted
+from gxpo.adapters.convert import ConvertedKeys
 from gxpo.adapters.shell.values import Unknown
 from gxpo.adapters.verl_asks import AGGREGATES, BOUNDS, SUCCESS_AT, SUMMED
 from gxpo.adapters.verl_keys import CORRECTION, ESTIMATORS, IGNORED, KLS, LOSSES, OWN_LOSS, A, M, R
@@ -19,13 +19,13 @@ from gxpo.environments.tasks.epochs import KINDS
 from gxpo.methods import METHODS
 from gxpo.methods.compat import COMPAT
 from gxpo.methods.compose import method as compose
-from gxpo.parts.definition import Stated, show
+from gxpo.parts.definition import SettingValue, show
 from gxpo.parts.settings import RUN_KEYS, RunSettings
 
 DEFAULT = "verl's default"
 
 
-def convert_verl(source: Sequence[str]) -> Converted:
+def convert_verl(source: Sequence[str]) -> ConvertedKeys:
     """Convert overrides of Hydra, a YAML file of it, or a launch script, which is read and never run.
 
     source  ["algorithm.adv_estimator=grpo ..."], or a file (.sh, .yaml), with NAME=VALUE of its environment before it
@@ -83,7 +83,7 @@ class _Conversion:
     def note(self, key: str, note: str) -> None:
         self.notes.append((self.overrides.get(key, ("", ""))[1], note))
 
-    def converted(self) -> Converted:
+    def converted(self) -> ConvertedKeys:
         self._model_and_task()
         self._method()
         self._batches()
@@ -94,7 +94,7 @@ class _Conversion:
             if key not in self.keys_read and not IGNORED.match(key) and value is not None:
                 text = f"{value.text} ({value.why})" if isinstance(value, Unknown) else value
                 self.notes.append((where, f"{key}={text}: no counterpart"))
-        return Converted(self.keys, self.origins, tuple(dict.fromkeys(self.notes)), "verl 0.9.1")
+        return ConvertedKeys(self.keys, self.origins, tuple(dict.fromkeys(self.notes)), "verl 0.9.1")
 
     # ------------------------------------------------------------ model and task
     def _model_and_task(self) -> None:
@@ -221,7 +221,7 @@ class _Conversion:
                     )
             return
         setting_by_key = {
-            k: Stated(v, "verl") for k, v in self.keys.items() if k.startswith("objective") and v != yamltext.OPEN
+            k: SettingValue(v, "verl") for k, v in self.keys.items() if k.startswith("objective") and v != yamltext.OPEN
         }
         try:
             term = compose("grpo@verl" if method == yamltext.OPEN else str(method), setting_by_key).terms["policy"]
@@ -440,7 +440,7 @@ class _Conversion:
         parts = {
             k: v for k, v in self.keys.items() if k not in RUN_KEYS and not k.startswith(("method", "chat.kwargs."))
         }
-        setting_by_key = {k: Stated(v, "verl") for k, v in parts.items() if not yamltext.is_open(v)}
+        setting_by_key = {k: SettingValue(v, "verl") for k, v in parts.items() if not yamltext.is_open(v)}
         try:
             compose("grpo@verl" if method == yamltext.OPEN else method, setting_by_key)
         except ConfigError as error:
@@ -460,7 +460,7 @@ class _Conversion:
         self.keys[key] = yamltext.OPEN
 
 
-def _composes(spec: str, keys: Mapping[str, Stated]) -> bool:
+def _composes(spec: str, keys: Mapping[str, SettingValue]) -> bool:
     try:
         compose(spec, keys)
     except ConfigError:

@@ -11,7 +11,7 @@ from gxpo.algorithms.objectives.base import PolicyGradient
 from gxpo.methods.compat import COMPAT
 from gxpo.methods.compose import method as compose
 from gxpo.methods.method import Method
-from gxpo.parts.definition import Stated, show
+from gxpo.parts.definition import SettingValue, show
 
 # settings without a key, of stages that gxpo takes over -> the reason for the refusal
 WITHOUT_KEY: Mapping[str, str] = {
@@ -213,7 +213,7 @@ class SettingKeys:
             self._ask("use_bias_correction_kl", **{"kl.ratio_weighted": corrected})
 
 
-def is_left_open(key: str, setting: Stated) -> bool:
+def is_left_open(key: str, setting: SettingValue) -> bool:
     """Return True if the value is a default: gxpo's, or a constant of TRL's that was not set."""
     method, _, system = setting.origin.partition("@")
     return setting.origin == "default" or (system == "trl" and key in COMPAT["trl"].get(method, ()))

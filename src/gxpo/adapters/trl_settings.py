@@ -18,7 +18,7 @@ from gxpo.base.errors import ConfigError
 from gxpo.learning.base import Epochs
 from gxpo.methods.compose import method as compose
 from gxpo.methods.method import Method, controls
-from gxpo.parts.definition import Stated, same, show
+from gxpo.parts.definition import SettingValue, same, show
 from gxpo.sampling.rollouts.rounds import Independent
 
 # ---------------------------------------------------------------- translation
@@ -49,7 +49,7 @@ def translate_settings(
     """
     composed = compose(spec, overrides)
     setting_keys = SettingKeys.of(args, stated_names(args), composed, rewards)
-    values = {key: Stated(value, f"GRPOConfig.{setting}") for key, (setting, value) in setting_keys.keys.items()}
+    values = {key: SettingValue(value, f"GRPOConfig.{setting}") for key, (setting, value) in setting_keys.keys.items()}
     base, reasons = DEFAULT if isinstance(spec, Method) else spec, list(setting_keys.reasons)
     # composed once with every translated key as an override, to compare values after parts and defaults are resolved
     try:
@@ -75,9 +75,11 @@ def translate_settings(
     return compose(spec, {**translations, **overrides}) if translations else composed
 
 
-def _untranslatable(base: str, overrides: Mapping[str, Any], values: Mapping[str, Stated], error: ConfigError) -> str:
+def _untranslatable(
+    base: str, overrides: Mapping[str, Any], values: Mapping[str, SettingValue], error: ConfigError
+) -> str:
     """Describe the settings whose keys the method can't take, each with its reason; all of them if none fails alone."""
-    by_setting: dict[str, dict[str, Stated]] = {}
+    by_setting: dict[str, dict[str, SettingValue]] = {}
     for key, value in values.items():
         by_setting.setdefault(value.origin.removeprefix("GRPOConfig."), {})[key] = value
     reasons = []

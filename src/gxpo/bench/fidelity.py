@@ -327,7 +327,7 @@ class WorldMeasurement:
 
 def trainer_of(method: str, world: World, out: Path) -> Trainer:
     """Trainer of a method with a frozen policy: its learning rate is 1e-12, that of its heads the usual one."""
-    from gxpo.parts.definition import Stated
+    from gxpo.parts.definition import SettingValue
     from gxpo.training.config import resolve
     from gxpo.training.loop import Trainer
 
@@ -340,7 +340,7 @@ def trainer_of(method: str, world: World, out: Path) -> Trainer:
         "tasks.per_step": world.tasks,
     }
     values = {**world.keys, **frozen_policy, **ON_EPISODES.get(method, {})}
-    return Trainer(resolve({k: Stated(v, "fidelity") for k, v in values.items()}), out=out)
+    return Trainer(resolve({k: SettingValue(v, "fidelity") for k, v in values.items()}), out=out)
 
 
 def rolled_out(trainer: Trainer, tasks: int) -> tuple[Forest, Tensor, int, Session]:

@@ -47,7 +47,7 @@ def reward(forest: Any, texts: Sequence[str], tasks: Sequence[Any]) -> list[floa
 
 def gxpo_step(model: str, length: int, group: int, folder: str, settings: Mapping[str, Any] | None = None) -> Any:
     """Steps of gxpo's trainer with metrics, without evaluations, checkpoints and files."""
-    from gxpo.parts.definition import Stated
+    from gxpo.parts.definition import SettingValue
     from gxpo.training import config
     from gxpo.training.loop import Trainer
 
@@ -73,7 +73,7 @@ def gxpo_step(model: str, length: int, group: int, folder: str, settings: Mappin
         **(settings or {}),
     }
     # Nothing but the step: no evaluation, no checkpoint, and TRL's own settings through `grpo@trl`.
-    resolved = config.resolve({k: Stated(v, "bench") for k, v in values.items()})
+    resolved = config.resolve({k: SettingValue(v, "bench") for k, v in values.items()})
     trainer = Trainer(resolved, out=Path(folder) / "run", reward=reward)
     setattr(trainer.engine, "stop_ids", ())  # noqa: B010  # every sample has its full length, as TRL's min_new_tokens
     trainer.chat.stop_ids = ()

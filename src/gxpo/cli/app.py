@@ -206,7 +206,7 @@ def evaluate(
     overrides = {"eval.tasks": tasks, "eval.samples": samples, "eval.vote": vote, "env.corrupt": corrupt}
     overrides |= {"trainer.callbacks": [], "logging.options": {}}
     # Options of the command line win over the run's own keys.
-    run_keys |= {k: config.Stated(v, "argument") for k, v in overrides.items() if v is not None}
+    run_keys |= {k: config.SettingValue(v, "argument") for k, v in overrides.items() if v is not None}
     checkpoint_path = checkpoint_of(run, best_of(run)["step"]) if best else checkpoint.latest(run)
     trainer = Trainer(config.resolve(run_keys), out=run, resume=True)
     # A model may hold processes and servers, which end even where the evaluation fails.

@@ -70,7 +70,7 @@ def _trainer_of(run: Path) -> Any:
 
     run_keys, _ = read_verified_config(run)
     silent = {"trainer.callbacks": [], "logging.options": {}}
-    run_keys |= {k: config.Stated(v, "argument") for k, v in silent.items()}
+    run_keys |= {k: config.SettingValue(v, "argument") for k, v in silent.items()}
     trainer = Trainer(config.resolve(run_keys), out=run, resume=True)
     trainer.load(checkpoint.latest(run))
     return trainer

@@ -43,9 +43,9 @@ def tasks(
 
     # A bare data file has no model: a tokenizer is loaded only where one is stated.
     from_file = Path(task).suffix in (".yaml", ".yml")
-    base = config.read(task) if from_file else {"task": config.Stated(task, "argument")}
+    base = config.read(task) if from_file else {"task": config.SettingValue(task, "argument")}
     overrides: dict[str, Any] = {"model": model, "reward": reward}
-    options = {k: config.Stated(v, "argument") for k, v in overrides.items() if v is not None}
+    options = {k: config.SettingValue(v, "argument") for k, v in overrides.items() if v is not None}
     settings = config.resolve(config.over(config.over(base, config.parse_set(sets or [])), options)).settings
     model_name = settings.model if from_file or model is not None else None
     if model_name is not None:

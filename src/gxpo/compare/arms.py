@@ -10,7 +10,7 @@ from typing import Any
 
 from gxpo.base.errors import ConfigError
 from gxpo.compare.results import Arm
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training import config
 
 DEFAULT_BASE, SHUFFLED = "grpo", "shuffled"
@@ -129,6 +129,6 @@ def folder(label: str) -> str:
     return re.sub(r"[^\w.,=+@-]", "_", label).strip("._") or "arm"
 
 
-def with_origin(keys: Mapping[str, Any], origin: str) -> dict[str, Stated]:
+def with_origin(keys: Mapping[str, Any], origin: str) -> dict[str, SettingValue]:
     """Mark each key with its origin, as `gxpo.training.config.resolve` takes them."""
-    return {k: Stated(v, origin) for k, v in keys.items()}
+    return {k: SettingValue(v, origin) for k, v in keys.items()}

@@ -297,7 +297,7 @@ def with_horizons(plan: Plan, costs: Mapping[str, Mapping[str, Any]]) -> Plan:
     return replace(plan, arms=arms)
 
 
-def reads_progress(resolved: config.Resolved) -> bool:
+def reads_progress(resolved: config.RunConfig) -> bool:
     """Return True if the configuration depends on the number of steps of the run."""
     configurations = resolved.phases or (resolved,)
     parts = (part for configuration in configurations for part in configuration.method.parts())

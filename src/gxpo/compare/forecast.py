@@ -122,7 +122,7 @@ def _needs_steps(plan: Plan, arm: Arm) -> bool:
     return not states_steps and reads_progress(_resolve(plan, arm))
 
 
-def _resolve(plan: Plan, arm: Arm) -> config.Resolved:
+def _resolve(plan: Plan, arm: Arm) -> config.RunConfig:
     return config.resolve(with_origin(run_keys(plan.setting, arm, plan.seeds[0]), f"arm {arm.label}"))
 
 

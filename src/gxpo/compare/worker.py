@@ -48,13 +48,13 @@ def serve(line: Line) -> None:
 
 def probe(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Measure the cost of two steps: figures of `gxpo.training.probe`, or `trouble`."""
-    from gxpo.parts.definition import Stated
+    from gxpo.parts.definition import SettingValue
     from gxpo.training import probe as steps
     from gxpo.training.config import resolve
 
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         try:
-            return steps.probe(resolve({k: Stated(v, "compare") for k, v in keys.items()}))
+            return steps.probe(resolve({k: SettingValue(v, "compare") for k, v in keys.items()}))
         except Exception as error:
             return {"trouble": " ".join(f"{error}".split())[:500]}
 
@@ -94,14 +94,14 @@ def run_one(path: Path, keys: Mapping[str, Any], *, keep: bool) -> str:
 
 def _train(path: Path, keys: Mapping[str, Any], keep: bool) -> None:
     from gxpo.base.errors import need
-    from gxpo.parts.definition import Stated
+    from gxpo.parts.definition import SettingValue
     from gxpo.training.checkpoint import FOLDER, write_atomic
     from gxpo.training.config import resolve
     from gxpo.training.loop import Trainer
     from gxpo.training.train import resume, train
 
     need("transformers.utils.logging", "train").disable_progress_bar()
-    keys_with_origin = {k: Stated(v, "compare") for k, v in keys.items()}
+    keys_with_origin = {k: SettingValue(v, "compare") for k, v in keys.items()}
     has_checkpoint = any((path / FOLDER).glob("step-*"))
     if not has_checkpoint:
         # Nothing of a run that was killed before its first checkpoint can be continued; its log is worth keeping.

@@ -23,7 +23,7 @@ from gxpo.explain.memory import GPUS, Gpu, Training
 from gxpo.explain.plan import arithmetic, duration
 from gxpo.models.shape import ModelShape
 from gxpo.parts.settings import ClusterSettings
-from gxpo.training.config import Resolved
+from gxpo.training.config import RunConfig
 
 SAMPLER_SHARE = 0.85  # of a sampler's memory for weights and caches: vLLM's 0.9, less activations and graphs
 SPEED_TIMES_PARAMETERS = 2500 * 7.6e9  # tokens a second of a sampling H100 times active parameters
@@ -62,7 +62,7 @@ def gpu_of(name: str) -> Gpu:
     return GPUS[name.lower()]
 
 
-def load_of(resolved: Resolved, overrides: dict[str, Any]) -> Load:
+def load_of(resolved: RunConfig, overrides: dict[str, Any]) -> Load:
     """Return the load of a run; `overrides` that are not None replace its own figures.
 
     Raises ConfigError for a figure that is out of range, or that only the environment knows and nobody gives.

@@ -17,7 +17,7 @@ from gxpo.explain.memory import GPUS, Gpu, Training
 from gxpo.explain.plan import arithmetic
 from gxpo.learning.optimiser_kinds import Rule, betas_of, states_of
 from gxpo.models.shape import ModelShape
-from gxpo.training.config import Resolved
+from gxpo.training.config import RunConfig
 
 PROMPT = 256  # tokens of a prompt, where nothing says how long prompts are
 MICROBATCH = 8192  # tokens of a micro-batch that is still to be measured
@@ -28,7 +28,7 @@ ATTENTION = "[q_proj,k_proj,v_proj,o_proj]"  # what adapters of a mixture are co
 LEAST = 512  # tokens of a micro-batch below which none is advised
 
 
-def training_of(resolved: Resolved, context: int | None) -> Training:
+def training_of(resolved: RunConfig, context: int | None) -> Training:
     """Return the settings and sizes of a run that decide its memory; its first phase's, if it has phases.
 
     context  tokens of the longest trajectory with its prompt; None: `PROMPT` and what the run may generate. Raises
@@ -73,7 +73,7 @@ def training_of(resolved: Resolved, context: int | None) -> Training:
     )
 
 
-def device_plan(shape: ModelShape, resolved: Resolved, t: Training, gpu: str) -> dict[str, Any]:
+def device_plan(shape: ModelShape, resolved: RunConfig, t: Training, gpu: str) -> dict[str, Any]:
     """Compute the plan: bytes by part of an update and of sampling, whether they fit, and `advice` in sentences.
 
     t  the run's memory settings, from `training_of(resolved, context)`
@@ -96,7 +96,7 @@ def device_plan(shape: ModelShape, resolved: Resolved, t: Training, gpu: str) ->
     }
 
 
-def _advice(shape: ModelShape, t: Training, name: str, gpu: Gpu, limit: float, resolved: Resolved) -> list[str]:
+def _advice(shape: ModelShape, t: Training, name: str, gpu: Gpu, limit: float, resolved: RunConfig) -> list[str]:
     """List what this GPU lacks, and the settings by which the run fits."""
     lines = []
     if t.dtype == "bfloat16" and not gpu.has_bfloat16:
@@ -147,7 +147,7 @@ class Lever:
     field: str
     key: str
 
-    def is_possible(self, t: Training, gpu: Gpu, resolved: Resolved, *, has_experts: bool = False) -> bool:
+    def is_possible(self, t: Training, gpu: Gpu, resolved: RunConfig, *, has_experts: bool = False) -> bool:
         """Return True if the setting can be changed in this run."""
         s = resolved.settings
         is_full = not t.lora_rank

@@ -11,13 +11,13 @@ from gxpo.learning.base import steps_of
 from gxpo.parts.definition import show
 from gxpo.parts.options import Unexecuted
 from gxpo.parts.settings import RunSettings
-from gxpo.training.config import Resolved
+from gxpo.training.config import RunConfig
 from gxpo.training.phase_plan import shares
 
 JUDGE = "judge"
 
 
-def arithmetic(resolved: Resolved) -> dict[str, Any]:
+def arithmetic(resolved: RunConfig) -> dict[str, Any]:
     """Count prompts, rollouts, tokens, micro-batches, optimiser steps and reuse, per step and for the run.
 
     Nothing is loaded. Tokens are None where an environment's own limit of actions decides (no `env.max_turns`), or a
@@ -44,7 +44,7 @@ def arithmetic(resolved: Resolved) -> dict[str, Any]:
     return figures_by_phase[0] | sums | {"steps": resolved.settings.trainer.steps, "needs": needs, "phases": phase_rows}
 
 
-def _arithmetic(resolved: Resolved, steps: int) -> dict[str, Any]:
+def _arithmetic(resolved: RunConfig, steps: int) -> dict[str, Any]:
     """Compute the figures of `steps` steps of one method."""
     s, method = resolved.settings, resolved.method
     group_size = getattr(method.rollout, "group_size", None)
@@ -123,7 +123,7 @@ def turns_at_most(s: RunSettings, calls: int | None = 1) -> int | None:
     return calls if envs.source(s.task, options) is None else s.env.max_turns
 
 
-def show_keys(resolved: Resolved) -> None:
+def show_keys(resolved: RunConfig) -> None:
     """Print every key with its value and origin."""
     from rich.table import Table
 

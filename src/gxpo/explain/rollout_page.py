@@ -18,7 +18,7 @@ from gxpo.explain.outlook import Outlook, look
 from gxpo.explain.rollout_columns import columns
 from gxpo.explain.rollout_source import Source, read
 from gxpo.methods.method import Method
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training import config
 from gxpo.training.directory import METRICS
 from gxpo.training.metrics import read as read_metrics
@@ -53,7 +53,7 @@ def looks_of(source: Source, methods: Mapping[str, Keys]) -> list[Outlook]:
         if run_method is not None and is_own_run:
             spec: Method = run_method
         else:
-            spec = config.resolve({k: Stated(v, "--methods") for k, v in keys.items()}).method
+            spec = config.resolve({k: SettingValue(v, "--methods") for k, v in keys.items()}).method
         looks.append(look(spec, source.forest, name=name, horizon=source.horizon, is_own_run=is_own_run))
     return looks
 

@@ -22,7 +22,7 @@ from gxpo.methods.method import Method
 from gxpo.parts import registry
 from gxpo.parts.definition import (
     Definition,
-    Stated,
+    SettingValue,
     check_allowed,
     check_refusals,
     is_section,
@@ -114,7 +114,7 @@ def _look_up(word: str, compat: str | None) -> tuple[str, Definition, Mapping[st
 
 
 def _build(
-    name: str, definitions: list[tuple[str, Definition, Mapping[str, Any]]], merged: dict[str, Stated]
+    name: str, definitions: list[tuple[str, Definition, Mapping[str, Any]]], merged: dict[str, SettingValue]
 ) -> Method:
     """Make the parts of every stage from the merged keys, and refuse keys that none of them has.
 
@@ -182,7 +182,7 @@ def _optional_part(keys: Keys, key: str, table: Any, label: str) -> Any:
     return None if name is None else keys.part(key, name, table, role=label)
 
 
-def _run_keys(keys: Keys) -> dict[str, Stated]:
+def _run_keys(keys: Keys) -> dict[str, SettingValue]:
     """Return the unread keys that are settings of the run, such as `optim.lr`, and not of the method."""
     unread = keys.leftover()
     if not unread:
@@ -193,7 +193,7 @@ def _run_keys(keys: Keys) -> dict[str, Stated]:
 
 
 def _check_unread(
-    name: str, keys: Keys, merged: Mapping[str, Stated], labels: list[str], run_keys: Mapping[str, Stated]
+    name: str, keys: Keys, merged: Mapping[str, SettingValue], labels: list[str], run_keys: Mapping[str, SettingValue]
 ) -> None:
     """Refuse the keys that neither a part nor the run has, so that no misspelt setting is ignored.
 
@@ -379,7 +379,7 @@ def _objective(keys: Keys, weights: Mapping[str, Any]) -> tuple[dict[str, Any], 
     return terms | adapted_terms, kl_reward
 
 
-def _stage(key: str, resolved: Mapping[str, Stated]) -> str:
+def _stage(key: str, resolved: Mapping[str, SettingValue]) -> str:
     """Return the key of the part that a parameter belongs to: "weight.tis" of "weight.tis.cap"."""
     words = key.split(".")
     if words[0] == "objective":
@@ -387,13 +387,13 @@ def _stage(key: str, resolved: Mapping[str, Stated]) -> str:
     return ".".join(words[:2]) if words[0] in ("weight", "signal", "tasks") else words[0]
 
 
-def _is_of_replaced_part(key: str, keys: Keys, merged: Mapping[str, Stated], labels: list[str]) -> bool:
+def _is_of_replaced_part(key: str, keys: Keys, merged: Mapping[str, SettingValue], labels: list[str]) -> bool:
     """Return True for a method's parameter of a part that the caller has replaced by another one without it."""
-    part = keys.resolved.get(_stage(key, keys.resolved), Stated(None, "default"))
+    part = keys.resolved.get(_stage(key, keys.resolved), SettingValue(None, "default"))
     return merged[key].origin in labels and part.origin not in ("default", *labels) and "(as in " not in part.origin
 
 
-def _is_empty_section(setting: Stated, key: str) -> bool:
+def _is_empty_section(setting: SettingValue, key: str) -> bool:
     """Return True for `{}` under a section of the run's settings, which states nothing."""
     if not setting.is_silent or setting.by_method:
         return False
@@ -402,7 +402,7 @@ def _is_empty_section(setting: Stated, key: str) -> bool:
     return is_section(key, RUN_KEYS)
 
 
-def _refuse_key(key: str, keys: Keys, merged: Mapping[str, Stated], labels: list[str]) -> None:
+def _refuse_key(key: str, keys: Keys, merged: Mapping[str, SettingValue], labels: list[str]) -> None:
     """Raise ConfigError for a key that no part has, with the fix that fits its origin.
 
     labels  of the composed methods, as in the origins of their keys

@@ -21,7 +21,7 @@ from gxpo.environments.rewards import own
 from gxpo.environments.rewards.base import RewardPart
 from gxpo.forest import grouped
 from gxpo.forest.forest import Forest
-from gxpo.parts.definition import Definition, Stated, show
+from gxpo.parts.definition import Definition, SettingValue, show
 from gxpo.parts.functions import expect, naming, place_of, title_of
 from gxpo.parts.protocols import Output, PolicyTokens
 from gxpo.parts.schedule import Scheduled
@@ -81,7 +81,7 @@ class Method:
 
     name: str
     definitions: tuple[Definition, ...]
-    keys: Mapping[str, Stated]
+    keys: Mapping[str, SettingValue]
     credit: Any
     weights: Mapping[str, Any]
     terms: Mapping[str, Any]
@@ -92,13 +92,15 @@ class Method:
     shapes: Mapping[str, Any] = field(default_factory=dict)  # replace the outcome, before `rewards` add to it
     signals: Mapping[str, Any] = field(default_factory=dict)  # compute quantities that other parts read by name
     context: str = "trained"  # the context that the policy is evaluated under: see `Forest.in_context`
-    run_keys: Mapping[str, Stated] = field(default_factory=dict)  # settings of the run that the method states
+    run_keys: Mapping[str, SettingValue] = field(default_factory=dict)  # settings of the run that the method states
     segmenter: Any = None  # writes the forest's column `segment`, before any other part reads it
     step_rewards: Mapping[str, Any] = field(default_factory=dict)  # added to the environment's step rewards
     scheduled: tuple[Scheduled, ...] = ()  # numbers of parts that are functions of the step
     sampler: Any = None  # draws tasks by their measured success rates
     likelihood: Any = None  # how the log-probs of a masked model's answers are estimated; None: a causal model's
-    recipe: tuple[Mapping[str, Stated], str | None] | None = field(default=None, init=False)  # (overrides, compat)
+    recipe: tuple[Mapping[str, SettingValue], str | None] | None = field(
+        default=None, init=False
+    )  # (overrides, compat)
 
     # ------------------------------------------------------------ requirements
     def parts(self) -> list[Any]:

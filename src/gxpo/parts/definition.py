@@ -157,7 +157,7 @@ class Definition:
 
 
 @dataclass(frozen=True)
-class Stated:
+class SettingValue:
     """A value and where it came from: a method's name, `NAME@system`, a file and line, `--set`...
 
     optional   left out, with a warning, where no part of the composition has such a key
@@ -169,7 +169,7 @@ class Stated:
     optional: bool = False
     by_method: bool = False
 
-    def over_options(self, below: Any) -> Stated:
+    def over_options(self, below: Any) -> SettingValue:
         """Options of rewards as the caller states them, over those that a method states of the same rewards."""
         if not isinstance(self.value, Mapping):
             return self
@@ -208,15 +208,15 @@ def same(a: Any, b: Any) -> bool:
 
 def merge(
     definitions: Sequence[tuple[str, Definition, Mapping[str, Any]]],
-    overrides: Mapping[str, Stated],
+    overrides: Mapping[str, SettingValue],
     methods: Mapping[str, Definition],
-) -> dict[str, Stated]:
+) -> dict[str, SettingValue]:
     """The stated keys of a composition.
 
     definitions  (label, method, keys) from left to right; `keys` are the method's own and those of its `@system`
     overrides    the caller's keys; they decide conflicts. The value of a stage key may be a method's name: as in it.
 
-    An override that takes nothing from that method, and nothing of the composition away, is `Stated.by_method`.
+    An override that takes nothing from that method, and nothing of the composition away, is `SettingValue.by_method`.
     """
     # an override either states a value, or borrows a stage from another method by that method's name
     values, stage_sources = {}, {}
@@ -226,7 +226,7 @@ def merge(
         else:
             values[key] = override
     # methods merge without an order: two different values of one key are an error with a remedy, never the last one
-    merged_keys: dict[str, Stated] = {}
+    merged_keys: dict[str, SettingValue] = {}
     for label, _, keys in definitions:
         for key, value in keys.items():
             # options of rewards are joined by reward and name: a method states those of its own rewards only
@@ -245,13 +245,13 @@ def merge(
                     f"--set {key}={first.origin.split('@')[0]} (or ={label.split('@')[0]}, or a value), "
                     f"in Python {{{key!r}: {first.origin.split('@')[0]!r}}}"
                 )
-            merged_keys.setdefault(key, Stated(value, label))
+            merged_keys.setdefault(key, SettingValue(value, label))
     for key, override in stage_sources.items():
         # a stage is borrowed with its parameters: half of another method's stage would be a method that nobody has
         # published
         source = methods[override.value]
         stage_keys = {k: v for k, v in source.keys.items() if _governs(key, k, source.keys)}
-        merged_keys |= {k: Stated(v, f"{override.origin} (as in {source.name})") for k, v in stage_keys.items()}
+        merged_keys |= {k: SettingValue(v, f"{override.origin} (as in {source.name})") for k, v in stage_keys.items()}
         # a method that has nothing at this stage: the stage is as in the base, which has to be said and not dropped
         if not stage_keys and not any(_governs(key, k, keys) for _, _, keys in definitions for k in keys):
             merged_keys[key] = dataclasses.replace(override, by_method=True)
@@ -278,7 +278,7 @@ def check_refusals(
                 raise ConfigError(f"{label} can't work with {key}={show(key_values[key])}: set {key} to another value")
 
 
-def check_allowed(part: Any, keys: Mapping[str, Stated]) -> None:
+def check_allowed(part: Any, keys: Mapping[str, SettingValue]) -> None:
     """Raise where a setting of the run has a value that a part can't work with: it `allows` other ones alone."""
     for key, (values, reason) in getattr(part, "allows", {}).items():
         if key in keys and not any(same(keys[key].value, v) for v in values):

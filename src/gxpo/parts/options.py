@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.base.usercode import NotRun, Unusable, object_at
 from gxpo.parts import functions, ranges, registry
-from gxpo.parts.definition import Stated, finite, is_schedule, is_section, kind_of, same, show, stage_of
+from gxpo.parts.definition import SettingValue, finite, is_schedule, is_section, kind_of, same, show, stage_of
 from gxpo.parts.functions import Formula
 from gxpo.parts.schedule import Schedule, Scheduled, read
 
@@ -31,9 +31,9 @@ def canonical(key: str) -> str:
     return f"credit{dot}{rest}" if head == "advantage" else _SYNONYMS.get(key, key)
 
 
-def canonical_keys(entries: Mapping[str, Stated]) -> dict[str, Stated]:
+def canonical_keys(entries: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
     """The stated keys, synonyms under the keys that they stand for. ConfigError where two of one key differ."""
-    out: dict[str, Stated] = {}
+    out: dict[str, SettingValue] = {}
     for key, entry in entries.items():
         name = canonical(key)
         if name in out and not same(out[name].value, entry.value):
@@ -42,13 +42,13 @@ def canonical_keys(entries: Mapping[str, Stated]) -> dict[str, Stated]:
     return out
 
 
-def flatten_keys(entries: Mapping[str, Any]) -> dict[str, Stated]:
-    """Keys from Python, `Stated` or plain values, nested or dotted, as dotted ones. ConfigError where two are one."""
-    out: dict[str, Stated] = {}
+def flatten_keys(entries: Mapping[str, Any]) -> dict[str, SettingValue]:
+    """Dotted keys of Python keys, nested or dotted, of `SettingValue`s or values. ConfigError where two are one."""
+    out: dict[str, SettingValue] = {}
     for key, value in entries.items():
         if not isinstance(key, str):
             raise ConfigError(f"key {key!r} is a {type(key).__name__}: keys are texts, as 'credit.scale'")
-        entry = value if isinstance(value, Stated) else Stated(value, "override")
+        entry = value if isinstance(value, SettingValue) else SettingValue(value, "override")
         for leaf, leaf_entry in leaves(key, entry.value, entry.origin):
             if leaf in out:
                 # nested and dotted spellings of one key must not override each other by order
@@ -57,22 +57,22 @@ def flatten_keys(entries: Mapping[str, Any]) -> dict[str, Stated]:
     return out
 
 
-def leaves(key: str, value: Any, origin: str, source: str | None = None) -> list[tuple[str, Stated]]:
+def leaves(key: str, value: Any, origin: str, source: str | None = None) -> list[tuple[str, SettingValue]]:
     """The dotted keys that a value stands for: `{"kl": {"coef": 0.1}}` under "objective" states "objective.kl.coef".
 
     `part` names the part of a key that takes one: `{"part": "gae", "lam": 1.0}` under "credit" states "credit" and
     "credit.lam". Settings that are mappings themselves (`is_mapping`), schedules of a number and empty mappings
-    (`Stated.is_silent`) stay whole.
+    (`SettingValue.is_silent`) stay whole.
 
     source  the file, whose lines are told beside it
     """
     # an empty mapping states that the defaults hold, which is not the same as stating nothing
     if not isinstance(value, Mapping) or (not value and key not in ("", "reward")):
-        return [(key, Stated(value, origin))]
+        return [(key, SettingValue(value, origin))]
     # a mapping that is a value itself: its keys are not keys of the configuration
     if is_mapping(key) or ("schedule" in value and is_schedule(value)):
-        return [(key, Stated(value, origin))]
-    out: list[tuple[str, Stated]] = []
+        return [(key, SettingValue(value, origin))]
+    out: list[tuple[str, SettingValue]] = []
     # ruamel's mappings know their lines: an error about a key can name the file's line
     lines = getattr(getattr(value, "lc", None), "data", None) or {}
     for name, inner in value.items():
@@ -96,8 +96,8 @@ def is_mapping(key: str) -> bool:
     )
 
 
-def silent_keys(entries: Mapping[str, Stated]) -> set[str]:
-    """The keys that only have to exist (`Stated.is_silent`); a setting that is a mapping may well be empty."""
+def silent_keys(entries: Mapping[str, SettingValue]) -> set[str]:
+    """The keys that only have to exist (`SettingValue.is_silent`); a setting that is a mapping may well be empty."""
     return {key for key, entry in entries.items() if entry.is_silent and not is_mapping(key)}
 
 
@@ -166,7 +166,7 @@ class Keys:
     moving  keys whose value is a schedule
     """
 
-    def __init__(self, entries: Mapping[str, Stated]) -> None:
+    def __init__(self, entries: Mapping[str, SettingValue]) -> None:
         self.all_stated = entries
         silent_names = silent_keys(entries)
         self.stated = {k: s for k, s in entries.items() if k not in silent_names}
@@ -174,14 +174,14 @@ class Keys:
         self.silent = {k: s for k, s in entries.items() if k in silent_names}
         self.moving = {k for k, s in entries.items() if is_schedule(s.value)}
         # keys that no part has taken at the end are unknown: `valid` is what they are compared with for a suggestion
-        self.used_keys, self.resolved, self.valid = set[str](), dict[str, Stated](), list[str]()
+        self.used_keys, self.resolved, self.valid = set[str](), dict[str, SettingValue](), list[str]()
         self.schedules: dict[str, Schedule] = {}  # of numbers of the parts that are being made, by key
         self.scheduled: list[Scheduled] = []
 
     def take(self, key: str, default: Any) -> Any:
         self.valid.append(key)
         self.used_keys.add(key)
-        entry = self.stated.get(key, Stated(default, "default"))
+        entry = self.stated.get(key, SettingValue(default, "default"))
         self.resolved[key] = entry
         return entry.value
 
@@ -327,7 +327,9 @@ class Keys:
         self.resolved[key] = silent_value
         return value
 
-    def check_value(self, key: str, entry: Stated, hint: Any, rule: ranges.Rule | None, unbounded: bool = False) -> Any:
+    def check_value(
+        self, key: str, entry: SettingValue, hint: Any, rule: ranges.Rule | None, unbounded: bool = False
+    ) -> Any:
         """The stated value, of the type of the hint and as the rule has it."""
         value = convert(key, entry.value, hint, entry)
         if not finite(value, unbounded):
@@ -336,7 +338,7 @@ class Keys:
             raise ConfigError(ranges.refusal(key, value, rule, origin_of(entry)))
         return value
 
-    def largest(self, key: str, entry: Stated, hint: Any, rule: ranges.Rule | None) -> Any:
+    def largest(self, key: str, entry: SettingValue, hint: Any, rule: ranges.Rule | None) -> Any:
         """Check both ends of a number's schedule, and return the one that the part is made with: `Schedule.largest`."""
         # a control moves its coefficient itself, and settings of some stages are read once at the start
         if (stage := key.split(".")[0]) in UNSCHEDULED or is_control(key):
@@ -386,7 +388,7 @@ def default_of(entry: dataclasses.Field[Any]) -> Any:
     return entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default
 
 
-def origin_of(entry: Stated) -> str:
+def origin_of(entry: SettingValue) -> str:
     """Origin of a value for a message; "" for those of a call's own arguments."""
     return "" if entry.origin == "override" else entry.origin
 
@@ -436,7 +438,7 @@ def check_protocol(label: str, part: Any, role: str) -> None:
         raise ConfigError(f"{label} can't be a {role}: it has no {', '.join(dict.fromkeys(missing))}")
 
 
-def convert(key: str, value: Any, hint: Any, entry: Stated) -> Any:
+def convert(key: str, value: Any, hint: Any, entry: SettingValue) -> Any:
     """`value` checked against the field's type; an int is taken for a float, a list for a tuple."""
     # the bounds are checked by the rule: here only the type counts
     hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint

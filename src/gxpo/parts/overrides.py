@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gxpo.parts.definition import Definition, Stated, same, show, stage_of
+from gxpo.parts.definition import Definition, SettingValue, same, show, stage_of
 
 # The base's part of each stage; that of weight.NAME, signal.NAME... is the part called NAME.
 _BASE = {
@@ -48,7 +48,7 @@ class Remains:
         return ""
 
 
-def remains(definition: Definition, keys: Mapping[str, Stated]) -> Remains:
+def remains(definition: Definition, keys: Mapping[str, SettingValue]) -> Remains:
     """Compare a method's keys with the keys of a composition."""
     method_keys = definition.keys
     stages = {key: _stage(key) for key in method_keys} or {"credit": "credit"}
@@ -89,7 +89,7 @@ def _stage(key: str) -> str:
     return stage_of(key) or words[0]
 
 
-def _is_replaced(stage: str, definition: Definition, keys: Mapping[str, Stated]) -> bool:
+def _is_replaced(stage: str, definition: Definition, keys: Mapping[str, SettingValue]) -> bool:
     """Return True if the stage has another part than the method has there."""
     words = stage.split(".")
     # objectives are sums of terms: a further term leaves the method's in place
@@ -103,7 +103,7 @@ def _is_replaced(stage: str, definition: Definition, keys: Mapping[str, Stated])
     return not _equal(entry.value, definition.keys.get(stage, default))
 
 
-def _replacement(key: str, stage: str, keys: Mapping[str, Stated]) -> str:
+def _replacement(key: str, stage: str, keys: Mapping[str, SettingValue]) -> str:
     """The setting that a key of the method gave way to."""
     replacement = keys.get(stage)
     if replacement is not None and replacement.origin != "default":

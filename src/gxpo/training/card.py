@@ -25,7 +25,7 @@ GXPO = """@misc{gxpo,
 }"""
 
 
-def model_card(resolved: config.Resolved, run: Path, step: int, *, adapter: bool = False) -> str:
+def model_card(resolved: config.RunConfig, run: Path, step: int, *, adapter: bool = False) -> str:
     """README.md of the parameters after `step` of `run`, which is read for evaluations and versions."""
     settings = resolved.settings
     # By name: several phases may have the same method.
@@ -133,7 +133,7 @@ def _method(definition: Any, remains: str) -> str:
     return "\n".join(lines)
 
 
-def _settings(resolved: config.Resolved) -> str:
+def _settings(resolved: config.RunConfig) -> str:
     rows = [f"| `{key}` | {_cell(setting.value)} |" for key, setting in resolved.keys.items()]
     return "\n".join(["| key | value |", "|---|---|", *rows])
 

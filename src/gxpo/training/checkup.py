@@ -14,7 +14,7 @@ from gxpo.doctor.live import Live
 from gxpo.doctor.reading import read
 from gxpo.doctor.rollout_json import read_json
 from gxpo.doctor.rollout_sample import dump
-from gxpo.training.config import Resolved
+from gxpo.training.config import RunConfig
 from gxpo.training.report import write_report
 
 A_STEP = 100  # rollouts of a step that are looked at while the run goes on
@@ -30,7 +30,7 @@ class Checkup:
     rows  the lines of metrics.jsonl so far, of a run that is resumed
     """
 
-    def __init__(self, run: Path, resolved: Resolved, rows: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, run: Path, resolved: RunConfig, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         s = resolved.settings.doctor
         keys = _values(resolved)
         # the file may state a phase by its method alone: each is handed over with the keys that it has
@@ -80,7 +80,7 @@ class Checkup:
         self._unread_files = []
 
 
-def _values(resolved: Resolved) -> dict[str, Any]:
+def _values(resolved: RunConfig) -> dict[str, Any]:
     return {name: setting.value for name, setting in resolved.keys.items()}
 
 

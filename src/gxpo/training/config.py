@@ -23,7 +23,7 @@ from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.environments import verifiers
 from gxpo.methods.compose import method
 from gxpo.methods.method import Method
-from gxpo.parts.definition import JOINED, Stated, check_allowed, finite, is_schedule, is_section, show, stage_of
+from gxpo.parts.definition import JOINED, SettingValue, check_allowed, finite, is_schedule, is_section, show, stage_of
 from gxpo.parts.options import SECTIONS, canonical, flatten_keys, leaves, settings_of, silent_keys
 from gxpo.parts.settings import RUN_KEYS, RunSettings
 from gxpo.sampling.rollouts.logged import OF_PHASES
@@ -59,7 +59,7 @@ ELSEWHERE = {
 
 
 @dataclass(frozen=True)
-class Resolved:
+class RunConfig:
     """A resolved configuration: settings, method, and the value and origin of every key.
 
     phases  of a run with `phases`, what holds in each of them; `method` is then the first one's
@@ -68,8 +68,8 @@ class Resolved:
 
     settings: RunSettings
     method: Method
-    keys: dict[str, Stated]
-    phases: tuple[Resolved, ...] = ()
+    keys: dict[str, SettingValue]
+    phases: tuple[RunConfig, ...] = ()
     phase: Phase | None = None
 
     @property
@@ -104,7 +104,7 @@ class Resolved:
         origins = {k: s.origin for k, s in keys.items()}
         return yamltext.dump({**document, "versions": versions()}, origins)
 
-    def _as_entry(self, run: Mapping[str, Stated]) -> dict[str, Any]:
+    def _as_entry(self, run: Mapping[str, SettingValue]) -> dict[str, Any]:
         """Write a phase as an entry of `phases`: its rules, all keys of its parts, settings that are not the run's."""
         assert self.phase is not None
         rules = {"steps": self.phase.steps, "until": self.phase.until and str(self.phase.until)}
@@ -148,7 +148,7 @@ def versions() -> dict[str, str]:
     return version_by_name
 
 
-def read(path: str | Path) -> dict[str, Stated]:
+def read(path: str | Path) -> dict[str, SettingValue]:
     """Read a YAML file: its leaf keys, each with its line as origin."""
     path = Path(path)
     if not path.is_file():
@@ -173,11 +173,11 @@ def read(path: str | Path) -> dict[str, Stated]:
     # Aliases of keys first, so that a file that uses both names is refused as setting one key twice.
     keys = [(canonical(key), setting) for key, setting in leaves("", document, str(path), str(path))]
     values = [yamltext.plain(setting.value, f"{setting.origin}: {key}") for key, setting in keys]
-    out = _merge_file_keys([(key, Stated(value, s.origin)) for (key, s), value in zip(keys, values, strict=True)])
+    out = _merge_file_keys([(key, SettingValue(value, s.origin)) for (key, s), value in zip(keys, values, strict=True)])
     return {k: replace(s, value=_rename(k, s.value, HERE, f"{path.parent}/")) for k, s in out.items()}
 
 
-def parse_set(items: Sequence[str]) -> dict[str, Stated]:
+def parse_set(items: Sequence[str]) -> dict[str, SettingValue]:
     """`--set key=value` arguments; values are YAML. Entries of mappings stay by themselves: see `over`."""
     items_as_set: list[tuple[str, Any]] = []
     for item in items:
@@ -195,7 +195,7 @@ def parse_set(items: Sequence[str]) -> dict[str, Stated]:
         except YAMLError:
             value = text
         items_as_set.append((key, yamltext.plain(value, f"--set {key}")))
-    out: dict[str, Stated] = {}
+    out: dict[str, SettingValue] = {}
     for key, value in items_as_set:
         for leaf, entry in leaves(key, value, "--set"):
             name = canonical(leaf)
@@ -207,7 +207,7 @@ def parse_set(items: Sequence[str]) -> dict[str, Stated]:
 DROP = "~"  # before a key: what is stated for it, and under it, is dropped
 
 
-def over(below: Mapping[str, Stated], above: Mapping[str, Stated]) -> dict[str, Stated]:
+def over(below: Mapping[str, SettingValue], above: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
     """Merge two sets of keys; `above` wins, in its order: an entry of a mapping (`tasks.options.digits`) joins those
     before it, and a whole mapping takes their place."""
     out, settings, silent = dict(below), settings_of(above), silent_keys(above)
@@ -217,9 +217,9 @@ def over(below: Mapping[str, Stated], above: Mapping[str, Stated]) -> dict[str, 
     return out
 
 
-def _merge_file_keys(keys: Sequence[tuple[str, Stated]]) -> dict[str, Stated]:
+def _merge_file_keys(keys: Sequence[tuple[str, SettingValue]]) -> dict[str, SettingValue]:
     """Merge the keys of one file; ConfigError if one is set twice, by itself or within its mapping."""
-    settings, silent, out = settings_of(key for key, _ in keys), silent_keys(dict(keys)), dict[str, Stated]()
+    settings, silent, out = settings_of(key for key, _ in keys), silent_keys(dict(keys)), dict[str, SettingValue]()
     for key, entry in keys:
         mapping_key, names = settings[key]
         value = out[mapping_key].value if mapping_key in out else None
@@ -234,7 +234,7 @@ def _merge_file_keys(keys: Sequence[tuple[str, Stated]]) -> dict[str, Stated]:
     return out
 
 
-def _set_key(key: str, entry: Stated, setting: tuple[str, list[str]], out: dict[str, Stated]) -> None:
+def _set_key(key: str, entry: SettingValue, setting: tuple[str, list[str]], out: dict[str, SettingValue]) -> None:
     """Put a key into `out`; an entry of a mapping goes into a copy of what is stated there, and `~KEY` drops a key."""
     # `~KEY` drops the key and everything under it.
     if key.startswith(DROP):
@@ -257,14 +257,14 @@ def _set_key(key: str, entry: Stated, setting: tuple[str, list[str]], out: dict[
         out[key] = entry
         return
     # An entry of a mapping: down to its place, refusing a value on the way that has no entries.
-    current = out.get(mapping_key, Stated(None, entry.origin))
+    current = out.get(mapping_key, SettingValue(None, entry.origin))
     mapping = inner = {} if current.value is None else current.value
     for i, name in enumerate(names):
         if not isinstance(inner, Mapping):
             raise _no_entries_error(key, entry, ".".join([mapping_key, *names[:i]]), replace(current, value=inner))
         inner = inner.get(name, {})
     origins = dict.fromkeys((current.origin, entry.origin))
-    out[mapping_key] = Stated(_with(mapping, names, entry.value), ", ".join(origins))
+    out[mapping_key] = SettingValue(_with(mapping, names, entry.value), ", ".join(origins))
 
 
 def _with(mapping: Mapping[str, Any], names: list[str], value: Any) -> dict[str, Any]:
@@ -273,13 +273,13 @@ def _with(mapping: Mapping[str, Any], names: list[str], value: Any) -> dict[str,
     return {**mapping, head: _with(mapping.get(head, {}), rest, value) if rest else value}
 
 
-def _no_entries_error(key: str, entry: Stated, parent: str, current: Stated) -> ConfigError:
+def _no_entries_error(key: str, entry: SettingValue, parent: str, current: SettingValue) -> ConfigError:
     return ConfigError(
         f"{entry.error_prefix}{key}: {parent} is {show(current.value)}, which has no entries ({current.origin})"
     )
 
 
-def resolve(settings: Mapping[str, Stated], *, composition: Method | None = None) -> Resolved:
+def resolve(settings: Mapping[str, SettingValue], *, composition: Method | None = None) -> RunConfig:
     """Resolve the settings and method of a run. `composition`: a method built in Python, instead of the key `method`;
     keys of the method go over those that it was composed with."""
     places = [f"{s.error_prefix}{k}" for k, s in settings.items()]
@@ -288,7 +288,7 @@ def resolve(settings: Mapping[str, Stated], *, composition: Method | None = None
     return _resolve_run(over({}, {canonical(k): s for k, s in settings.items()}), composition)
 
 
-def _resolve_run(settings: Mapping[str, Stated], composition: Method | None = None) -> Resolved:
+def _resolve_run(settings: Mapping[str, SettingValue], composition: Method | None = None) -> RunConfig:
     """Resolve a run, with phases or without, from plain values by canonical keys (a result of `over`)."""
     if open_keys := [key for key, setting in settings.items() if yamltext.is_open(setting.value)]:
         place = settings[open_keys[0]].error_prefix
@@ -300,10 +300,10 @@ def _resolve_run(settings: Mapping[str, Stated], composition: Method | None = No
     return _resolve_phases(over(method_keys, settings), composition, phases)
 
 
-def _resolve(settings_given: Mapping[str, Stated], composition: Method | None) -> Resolved:
+def _resolve(settings_given: Mapping[str, SettingValue], composition: Method | None) -> RunConfig:
     """Resolve the settings and method of a run without phases, or of one phase."""
-    spec = settings_given.get("method", Stated("grpo", "default"))
-    compat = settings_given.get("compat", Stated(None, "default"))
+    spec = settings_given.get("method", SettingValue("grpo", "default"))
+    compat = settings_given.get("compat", SettingValue(None, "default"))
     if not isinstance(spec.value, str):
         raise ConfigError(f"method={spec.value!r} ({spec.origin}) is not a method's name")
     # Settings of the run and keys of parts lie in one file: apart from here on.
@@ -330,15 +330,15 @@ def _resolve(settings_given: Mapping[str, Stated], composition: Method | None) -
         stated_run_keys[JOINED] = stated_run_keys[JOINED].over_options(composition.run_keys[JOINED].value)
     stated_run_keys = over(composition.run_keys, stated_run_keys)
     settings = _validate(stated_run_keys)
-    merged_keys = {k: Stated(v, "default") for k, v in RUN_KEYS.items()} | stated_run_keys
+    merged_keys = {k: SettingValue(v, "default") for k, v in RUN_KEYS.items()} | stated_run_keys
     check_allowed(composition.rollout, merged_keys)
-    keys = {"method": Stated(composition.name, spec.origin), **merged_keys, **composition.keys}
+    keys = {"method": SettingValue(composition.name, spec.origin), **merged_keys, **composition.keys}
     if compat.value is not None:
         keys["compat"] = compat
-    return Resolved(settings, composition, keys)
+    return RunConfig(settings, composition, keys)
 
 
-def _refuse_earlier_rollouts(one: Resolved) -> Resolved:
+def _refuse_earlier_rollouts(one: RunConfig) -> RunConfig:
     """Refuse to train on rollouts of an earlier phase where there is none; return the configuration unchanged."""
     if getattr(one.method.rollout, "file", None) in OF_PHASES:
         file_setting = one.keys["rollout.file"]
@@ -350,18 +350,20 @@ def _refuse_earlier_rollouts(one: Resolved) -> Resolved:
     return one
 
 
-def _is_known(key: str, entry: Stated) -> bool:
+def _is_known(key: str, entry: SettingValue) -> bool:
     """True if a key that states neither a setting nor a part is known: an empty section, a word for the whole run."""
     return key in _OTHER or (entry.is_silent and is_section(key, RUN_KEYS))
 
 
-def _part_keys(keys: Mapping[str, Stated]) -> dict[str, Stated]:
+def _part_keys(keys: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
     """Select the keys of the method's parts."""
     return {k: s for k, s in keys.items() if k not in RUN_KEYS and k not in _OTHER and stage_of(k) is not None}
 
 
 # ---------------------------------------------------------------- phases
-def _keys_of_method_with_phases(settings: Mapping[str, Stated], composition: Method | None) -> dict[str, Stated]:
+def _keys_of_method_with_phases(
+    settings: Mapping[str, SettingValue], composition: Method | None
+) -> dict[str, SettingValue]:
     """Keys that the method brings for the run if it has phases of its own; they go below the given ones."""
     if composition is not None:
         return {k: s for k, s in composition.run_keys.items() if k == "phases"}
@@ -370,10 +372,12 @@ def _keys_of_method_with_phases(settings: Mapping[str, Stated], composition: Met
     spec = settings["method"].value if "method" in settings else None
     definitions = (METHODS.get(word.split("@")[0].strip()) for word in spec.split("+")) if isinstance(spec, str) else ()
     definition = next((d for d in definitions if d is not None and "phases" in d.keys), None)
-    return {} if definition is None else {k: Stated(v, definition.name) for k, v in definition.keys.items()}
+    return {} if definition is None else {k: SettingValue(v, definition.name) for k, v in definition.keys.items()}
 
 
-def _resolve_phases(keys_given: Mapping[str, Stated], composition: Method | None, phases: Stated) -> Resolved:
+def _resolve_phases(
+    keys_given: Mapping[str, SettingValue], composition: Method | None, phases: SettingValue
+) -> RunConfig:
     """Resolve a run with phases: each by itself, its keys over the run's.
 
     A key of a part that the run states reaches the phases whose composition has it; one that no phase has is unknown.
@@ -408,7 +412,7 @@ def _resolve_phases(keys_given: Mapping[str, Stated], composition: Method | None
     steps = [phase.steps for phase in plan]
     if None not in steps:
         total = sum(x or 0 for x in steps)
-        total_steps = keys_given.get("trainer.steps", Stated(total, "phases"))
+        total_steps = keys_given.get("trainer.steps", SettingValue(total, "phases"))
         if total_steps.value != total:
             raise ConfigError(
                 f"{total_steps.error_prefix}trainer.steps={show(total_steps.value)}, and the phases take "
@@ -419,11 +423,11 @@ def _resolve_phases(keys_given: Mapping[str, Stated], composition: Method | None
     # Keys of the whole run are shown as stated, those of a phase as the first one has them.
     spec = run.get("method", resolved_phases[0].keys["method"])
     keys = {**resolved_phases[0].keys, "method": spec, "phases": phases}
-    keys |= {k: run.get(k, Stated(v, "default")) for k, v in RUN_KEYS.items() if k != "phases" and may_change(k)}
-    return Resolved(resolved_phases[0].settings, resolved_phases[0].method, keys, tuple(resolved_phases))
+    keys |= {k: run.get(k, SettingValue(v, "default")) for k, v in RUN_KEYS.items() if k != "phases" and may_change(k)}
+    return RunConfig(resolved_phases[0].settings, resolved_phases[0].method, keys, tuple(resolved_phases))
 
 
-def _with_steps(one: Resolved, steps: Stated) -> Resolved:
+def _with_steps(one: RunConfig, steps: SettingValue) -> RunConfig:
     trainer = one.settings.trainer.model_copy(update={"steps": steps.value})
     settings = one.settings.model_copy(update={"trainer": trainer})
     return replace(one, settings=settings, keys=one.keys | {"trainer.steps": steps})
@@ -445,7 +449,7 @@ def _near_files(path: Path) -> str:
     return f"; there are {', '.join(names[:5])}" if names else "; gxpo demo needs no configuration"
 
 
-def _validate(keys: Mapping[str, Stated]) -> RunSettings:
+def _validate(keys: Mapping[str, SettingValue]) -> RunSettings:
     """Build the validated settings of a run; ConfigError names the key, its value and where it was set."""
     # Refused here and not by pydantic, which would report a type and not what to do.
     tree: dict[str, Any] = {}
@@ -478,22 +482,22 @@ def _validate(keys: Mapping[str, Stated]) -> RunSettings:
         raise ConfigError(f"{place}{key}: {first['msg'].lower()}{value_text}") from None
 
 
-def load(path: str | Path | None = None, sets: Sequence[str] = ()) -> Resolved:
+def load(path: str | Path | None = None, sets: Sequence[str] = ()) -> RunConfig:
     """Load and resolve a YAML file with `--set` arguments."""
     return _resolve_run(keys_with_sets(path, sets))
 
 
-def keys_with_sets(path: str | Path | None, sets: Sequence[str]) -> dict[str, Stated]:
+def keys_with_sets(path: str | Path | None, sets: Sequence[str]) -> dict[str, SettingValue]:
     """Keys of a YAML file with those of `--set` over them; ConfigError for a file without any."""
     if (keys := over({} if path is None else read(path), parse_set(sets))) or path is None:
         return keys
     raise ConfigError(f"{path}: an empty file; a configuration has at least model and task")
 
 
-def demo_settings(*, seed: int = 0, method: str | None = None, steps: int | None = None) -> dict[str, Stated]:
+def demo_settings(*, seed: int = 0, method: str | None = None, steps: int | None = None) -> dict[str, SettingValue]:
     """The keys of `gxpo demo`: those of `demo.yaml` beside this file, with these on top."""
     keys = read(Path(__file__).with_name("demo.yaml"))
     for key, value in (("seed", seed), ("method", method), ("trainer.steps", steps)):
         if value is not None:
-            keys[key] = Stated(value, "argument")
+            keys[key] = SettingValue(value, "argument")
     return keys

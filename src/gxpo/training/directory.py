@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gxpo.base.errors import CheckpointError, ConfigError
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training import checkpoint
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ _RUN_FILES = (checkpoint.FOLDER, "rollouts", "evaluations", METRICS, EVALUATIONS
 _NOTE = re.compile(r"\((?P<origin>[^()]*)\)$")
 
 
-def name_for(config_file: Path, sets: Mapping[str, Stated]) -> Path:
+def name_for(config_file: Path, sets: Mapping[str, SettingValue]) -> Path:
     """Default directory of `gxpo train CONFIG`: runs/STEM, then the method and seed that `--set` gives, then -2, -3...
     if it exists.
 
-    >>> name_for(Path("examples/arithmetic.yaml"), {"seed": Stated(1, "--set")})
+    >>> name_for(Path("examples/arithmetic.yaml"), {"seed": SettingValue(1, "--set")})
     PosixPath('runs/arithmetic-seed1')
     """
     words = [config_file.stem]

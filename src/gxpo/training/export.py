@@ -53,7 +53,7 @@ def export(
 
 
 def write(
-    resolved: config.Resolved,
+    resolved: config.RunConfig,
     parameters: Mapping[str, Tensor],
     run: Path,
     step: int,

@@ -14,14 +14,14 @@ from gxpo.environments.tasks.success_rates import visits_of
 from gxpo.parts.protocols import Budget, Task
 from gxpo.sampling.rollouts import Independent
 from gxpo.training.checkpoint import write_atomic
-from gxpo.training.config import Resolved
+from gxpo.training.config import RunConfig
 from gxpo.training.step import Stages
 
 RATE = "success_rate"  # the column that a written task has
 
 
 def filter_tasks(
-    resolved: Resolved,
+    resolved: RunConfig,
     out: Path,
     *,
     rollouts: int = 8,

@@ -20,11 +20,11 @@ from gxpo.algorithms.signals import SignalTools
 from gxpo.base.devices import to_host_float64
 from gxpo.base.errors import ConfigError
 from gxpo.forest.forest import Forest
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.parts.protocols import Budget
 from gxpo.sampling.rollouts import Independent
 from gxpo.training.bound_learner import BoundLearner
-from gxpo.training.config import Resolved, resolve
+from gxpo.training.config import RunConfig, resolve
 from gxpo.training.loop import Trainer
 from gxpo.training.statistics import left_out
 
@@ -171,9 +171,9 @@ def measure(
     return [_relate(m, rows[0]) for m in rows]
 
 
-def _resolve(keys: Mapping[str, Any], size: int) -> Resolved:
-    settings = {k: v if isinstance(v, Stated) else Stated(v, "gxpo signal") for k, v in keys.items()}
-    return resolve({**settings, "rollout.group_size": Stated(size, "--sizes")})
+def _resolve(keys: Mapping[str, Any], size: int) -> RunConfig:
+    settings = {k: v if isinstance(v, SettingValue) else SettingValue(v, "gxpo signal") for k, v in keys.items()}
+    return resolve({**settings, "rollout.group_size": SettingValue(size, "--sizes")})
 
 
 def _first(forest: Forest, size: int) -> Tensor:

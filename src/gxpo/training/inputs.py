@@ -17,7 +17,7 @@ from typing import Any
 
 from gxpo.base.errors import CheckpointError
 from gxpo.base.usercode import split
-from gxpo.parts.definition import Stated, show, stage_of
+from gxpo.parts.definition import SettingValue, show, stage_of
 from gxpo.training.config import HERE
 
 # Names of models, directories and programs, not of data or code.
@@ -26,7 +26,7 @@ MODELS = "rollout.models"  # whose weights are data: checkpoints that play roles
 _INSTALLED = tuple(sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
-def hashes(keys: Mapping[str, Stated], source: Any = None, home: Path | None = None) -> dict[str, str]:
+def hashes(keys: Mapping[str, SettingValue], source: Any = None, home: Path | None = None) -> dict[str, str]:
     """Path as written -> SHA-256 for every file that a value names; "dataset:ID" -> SHA-256 of its rows. Files in
     `home`, the run directory, are named as config.yaml names them.
 
@@ -71,7 +71,7 @@ def refuse_changes(run: Path, recorded_digests: Mapping[str, str], digests: Mapp
         )
 
 
-def _paths(keys: Mapping[str, Stated]) -> list[str]:
+def _paths(keys: Mapping[str, SettingValue]) -> list[str]:
     """Existing files that the values of these keys name, each once."""
     paths = list(_method_files(str(keys["method"].value) if "method" in keys else ""))
     for key, setting in keys.items():

@@ -26,7 +26,7 @@ from gxpo.training.asynchronous import overlap_of
 from gxpo.training.best import rules_of
 from gxpo.training.callbacks import Callback, Dispatcher, make, samples
 from gxpo.training.checkup import Checkup
-from gxpo.training.config import Resolved
+from gxpo.training.config import RunConfig
 from gxpo.training.directory import CONFIG, EVALUATIONS, METRICS, Lock, default, free, refuse_another, refuse_links
 from gxpo.training.display import no_loading_bars
 from gxpo.training.evaluate import EVALUATION, Evaluation, evaluate
@@ -52,7 +52,7 @@ class Trainer(Stages):
 
     def __init__(
         self,
-        resolved: Resolved,
+        resolved: RunConfig,
         *,
         out: str | Path | None = None,
         reward: Any = None,

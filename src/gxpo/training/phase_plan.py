@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from gxpo.base.errors import ConfigError, one_of
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.parts.options import flatten_keys
 from gxpo.parts.settings import RUN_KEYS
 
@@ -77,7 +77,7 @@ class Phase:
     weights    "keep": the policy of the phase before; "reset": that with which the run began
     """
 
-    keys: Mapping[str, Stated] = field(default_factory=dict)
+    keys: Mapping[str, SettingValue] = field(default_factory=dict)
     steps: int | None = None
     until: Until | None = None
     reference: Literal["start", "previous"] = "start"
@@ -126,7 +126,7 @@ def _expand(value: Any, parent: str, depth: int = 0) -> list[Phase]:
 
 
 def _phase(entry: Mapping[str, Any], place: str) -> Phase:
-    keys = flatten_keys({k: Stated(v, place) for k, v in entry.items() if k not in RULES})
+    keys = flatten_keys({k: SettingValue(v, place) for k, v in entry.items() if k not in RULES})
     for key in keys:
         if not may_change(key):
             raise ConfigError(f"{place}: {key} holds for the whole run: state it beside phases, not in one of them")

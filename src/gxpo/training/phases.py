@@ -13,7 +13,7 @@ from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.parts.definition import show
 from gxpo.parts.settings import RUN_KEYS
 from gxpo.sampling.rollouts.logged import OF_PHASES
-from gxpo.training.config import Resolved
+from gxpo.training.config import RunConfig
 from gxpo.training.metrics import NAMES, metric
 from gxpo.training.phase_plan import Phase, Until, may_change, share
 
@@ -26,7 +26,7 @@ class PhaseTracker:
     updates  optimiser steps of the phases before, where their count was not kept
     """
 
-    def __init__(self, resolved: Resolved) -> None:
+    def __init__(self, resolved: RunConfig) -> None:
         self.steps = resolved.settings.trainer.steps
         self.phases = [one.phase for one in resolved.phases if one.phase is not None]
         self.begins, self.updates = [0], 0
@@ -107,7 +107,7 @@ class PhaseTracker:
         self.begin_share, self.readings = state["spent"], list(state["readings"])
 
 
-def collect(run: Path, phases: Sequence[Resolved], begins: Sequence[int], last_step: int) -> Path:
+def collect(run: Path, phases: Sequence[RunConfig], begins: Sequence[int], last_step: int) -> Path:
     """Copy the earlier rollouts that the next phase reads (`rollout.file`) into a folder of its own.
 
     begins  steps before each phase that has begun; now: the step that ended the last of them
@@ -134,7 +134,7 @@ def folder_of(run: Path, number: int) -> Path:
 
 
 # ---------------------------------------------------------------- what can't be had
-def check_phases(resolved: Resolved) -> None:
+def check_phases(resolved: RunConfig) -> None:
     """Refuse phases that contradict themselves, and a run that can't change from one to the next."""
     if not resolved.phases:
         return
@@ -151,7 +151,7 @@ def check_phases(resolved: Resolved) -> None:
             raise ConfigError(f"phase {number}: {error}") from None
 
 
-def _check(resolved: Resolved, previous: Resolved) -> None:
+def _check(resolved: RunConfig, previous: RunConfig) -> None:
     """Refuse a phase with settings it can't have. previous: the phase before it, or itself."""
     s, phase = resolved.settings, resolved.phase
     assert phase is not None
@@ -184,7 +184,7 @@ def _check(resolved: Resolved, previous: Resolved) -> None:
         _check_until(phase.until)
 
 
-def _check_reference(one: Resolved, policies: Mapping[str, str] | None) -> None:
+def _check_reference(one: RunConfig, policies: Mapping[str, str] | None) -> None:
     if "reference_logprob" not in one.method.needs:
         raise ConfigError(
             f"reference: previous, and {one.method.name} reads no reference policy: set objective.kl.coef, or leave it "

@@ -47,7 +47,7 @@ from gxpo.training.asynchronous.checks import check_asynchronous
 from gxpo.training.best import rules_of
 from gxpo.training.callbacks.dispatch import check as check_callbacks
 from gxpo.training.cluster import check_cluster
-from gxpo.training.config import Resolved
+from gxpo.training.config import RunConfig
 from gxpo.training.external import Externals, check_externals
 from gxpo.training.models import flow, picture_tokens, pipelines, prompt_lengths
 from gxpo.training.models.load import check_name, is_masked, is_path
@@ -330,7 +330,7 @@ def check_lengths(s: RunSettings, method: Method, world: World) -> None:
             warnings.warn(line, stacklevel=2)
 
 
-def rehearse(resolved: Resolved) -> None:
+def rehearse(resolved: RunConfig) -> None:
     """Run all checks of a run that is only shown (`--dry-run`)."""
     check_phases(resolved)
     rules_of(resolved.settings.trainer)
@@ -339,7 +339,7 @@ def rehearse(resolved: Resolved) -> None:
         _rehearse(one)
 
 
-def _rehearse(resolved: Resolved) -> None:
+def _rehearse(resolved: RunConfig) -> None:
     """Run the checks of one phase, or of a run without phases."""
     s, method = resolved.settings, resolved.method
     check_settings(s, method)

@@ -17,14 +17,14 @@ from gxpo.base.runtime import peak_megabytes
 from gxpo.forest.forest import Forest
 from gxpo.parts.settings import RunSettings
 from gxpo.training import checkpoint
-from gxpo.training.config import Resolved
+from gxpo.training.config import RunConfig
 from gxpo.training.loop import Trainer
 
 MIB = 2**20
 SAMPLE = 16 * MIB  # bytes of the checkpoint that is written to see how fast checkpoints are
 
 
-def probe(resolved: Resolved, *, notify: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def probe(resolved: RunConfig, *, notify: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Run the first two steps of a run and extrapolate; times are of the second step, which has nothing to set up.
 
     The steps are those of the run itself: same tasks, group size and lengths. Where no group of the second step had a

@@ -17,7 +17,7 @@ from gxpo.environments.tasks.rows import Columns
 from gxpo.environments.tasks.user_source import is_source
 from gxpo.models.cache import put
 from gxpo.models.objects import ModelObject
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.parts.settings import RunSettings
 from gxpo.training import source_text
 from gxpo.training.checkpoint import write_atomic
@@ -96,25 +96,25 @@ class Arguments:
     def _is_source(self) -> bool:
         return is_source(self.task) or callable(self.task)
 
-    def keys(self, out: Path) -> dict[str, Stated]:
+    def keys(self, out: Path) -> dict[str, SettingValue]:
         """The configuration: names as they are, objects by the files that they are going to be in."""
-        keys: dict[str, Stated] = {}
+        keys: dict[str, SettingValue] = {}
         if self.model is not None:
-            keys["model"] = Stated(str(out / MODEL), self.model.description)
+            keys["model"] = SettingValue(str(out / MODEL), self.model.description)
             # The model's own dtype, or loading it would convert it.
-            keys["learner.dtype"] = Stated(self.model.dtype, "the model's")
+            keys["learner.dtype"] = SettingValue(self.model.dtype, "the model's")
         elif self.model_name is not None:
-            keys["model"] = Stated(self.model_name, "argument")
+            keys["model"] = SettingValue(self.model_name, "argument")
         if self.task is not None:
             keys["task"] = self._task_key(out)
         if self.eval_task is not None:
             objects = not isinstance(self.eval_task, str)
             # An object has no name: the file that it will be written to stands for it.
             value = str(out / HELD_OUT) if objects else self.eval_task
-            keys["tasks.options.held_out"] = Stated(value, "argument")
+            keys["tasks.options.held_out"] = SettingValue(value, "argument")
         if self.reward is not None:
             key = "reward" if self._one_reward else "scoring.weights"
-            keys[key] = Stated(self._reward_value(out), "argument")
+            keys[key] = SettingValue(self._reward_value(out), "argument")
         return keys
 
     def collect_objects(self, settings: RunSettings) -> Objects:
@@ -138,16 +138,16 @@ class Arguments:
         return objects
 
     # ------------------------------------------------------------ tasks
-    def _task_key(self, out: Path) -> Stated:
+    def _task_key(self, out: Path) -> SettingValue:
         if isinstance(self.task, str):
-            return Stated(self.task, "argument")
+            return SettingValue(self.task, "argument")
         if not self._is_source:
-            return Stated(str(out / TASKS), "argument")
+            return SettingValue(str(out / TASKS), "argument")
         if (name := source_text.file_name(self.task)) is not None:
-            return Stated(name, "argument")
+            return SettingValue(name, "argument")
         if source_text.module_text([self.task]) is not None:
-            return Stated(f"{out / SOURCE}:{self.task.__name__}", "argument")
-        return Stated(f"python:{_name_of(self.task)}", "argument")
+            return SettingValue(f"{out / SOURCE}:{self.task.__name__}", "argument")
+        return SettingValue(f"python:{_name_of(self.task)}", "argument")
 
     # ------------------------------------------------------------ rewards
     @property

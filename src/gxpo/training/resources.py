@@ -26,14 +26,14 @@ from gxpo.methods.method import Method
 from gxpo.models.chat.plain import decoder, raw_decoder
 from gxpo.models.decoder.choices import KEYS, Sizes
 from gxpo.models.decoder.vision import picture_grid_of
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.parts.protocols import EnvFailure, Envs, Message, Reply, TaskSource, TimeStep
 from gxpo.parts.settings import RunSettings
 from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.sampling.rollouts.build import RolloutPart
 from gxpo.sampling.rollouts.logged import OF_PHASES
 from gxpo.training import checkpoint, kernel_store, preflight, setup
-from gxpo.training.config import Resolved
+from gxpo.training.config import RunConfig
 from gxpo.training.external import Externals
 from gxpo.training.phases import PhaseTracker, collect, folder_of
 from gxpo.training.players import players_of
@@ -46,7 +46,7 @@ OBSERVATION = 256  # tokens taken as the length of a prompt where tasks are inst
 MICROBATCH, CHOICES = "learner.tokens_per_microbatch", "learner.choices"
 
 
-def measure_auto(resolved: Resolved, policy: Policy, source: TaskSource, notify: Notify) -> Resolved:
+def measure_auto(resolved: RunConfig, policy: Policy, source: TaskSource, notify: Notify) -> RunConfig:
     """Replace `auto` in the settings by measured numbers, choose kernels, and set learner and engine accordingly.
 
     `auto` stays where there is nothing to choose, such as the dtype of a float32 model's products.
@@ -66,7 +66,7 @@ def chosen_of(s: RunSettings) -> dict[str, str]:
     return dict(s.learner.choices) | {purpose: name for purpose, name in products.items() if name != "auto"}
 
 
-def _with_choices(resolved: Resolved, policy: Policy, sizes: Sizes, notify: Notify) -> Resolved:
+def _with_choices(resolved: RunConfig, policy: Policy, sizes: Sizes, notify: Notify) -> RunConfig:
     """Measure the kernels that the settings leave open, all purposes of `models.decoder.choices`."""
     s, parts = resolved.settings, [policy.learner, policy.engine]
     in_process = [part for part in parts if isinstance(part, (TorchLearner, TorchEngine))]
@@ -99,7 +99,7 @@ def _with_choices(resolved: Resolved, policy: Policy, sizes: Sizes, notify: Noti
     return _with_values(resolved, values | ({CHOICES: s.learner.choices | choices} if choices else {}))
 
 
-def _with_microbatch(resolved: Resolved, policy: Policy, sizes: Sizes, notify: Notify) -> Resolved:
+def _with_microbatch(resolved: RunConfig, policy: Policy, sizes: Sizes, notify: Notify) -> RunConfig:
     """Measure how many tokens go through the model together in an update."""
     s = resolved.settings
     if s.learner.tokens_per_microbatch != "auto":
@@ -112,13 +112,13 @@ def _with_microbatch(resolved: Resolved, policy: Policy, sizes: Sizes, notify: N
     return _with_values(resolved, {MICROBATCH: size})
 
 
-def _with_values(resolved: Resolved, values: Mapping[str, Any]) -> Resolved:
+def _with_values(resolved: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     """Set these settings, in each phase too, with an origin that says that they were measured."""
     s: RunSettings = resolved.settings
     for key, value in values.items():
         section, _, name = key.partition(".")
         s = s.model_copy(update={section: getattr(s, section).model_copy(update={name: value})})
-    keys = {k: Stated(v, f"measured ({resolved.keys[k].origin})") for k, v in values.items()}
+    keys = {k: SettingValue(v, f"measured ({resolved.keys[k].origin})") for k, v in values.items()}
     phases = tuple(_with_values(one, values) for one in resolved.phases)
     return replace(resolved, settings=s, keys=resolved.keys | keys, phases=phases)
 
@@ -198,7 +198,7 @@ class Resources:
     sampled_tasks: SampledTasks | None
     prompt_search: PromptSearch | None
 
-    def __init__(self, resolved: Resolved, reward: Any, source: Any, notify: Callable[[str], None]) -> None:
+    def __init__(self, resolved: RunConfig, reward: Any, source: Any, notify: Callable[[str], None]) -> None:
         self.resolved, self._objects_given, self._notify = resolved, (reward, source), notify
         self.tracker = PhaseTracker(resolved) if resolved.phases else None
         self._exit_stack = ExitStack()
@@ -211,7 +211,7 @@ class Resources:
         self._exit_stack.close()
 
     @property
-    def current(self) -> Resolved:
+    def current(self) -> RunConfig:
         """The configuration of the run, or of its current phase."""
         return self.resolved if self.tracker is None else self.resolved.phases[self.tracker.number]
 
@@ -335,7 +335,7 @@ class Resources:
         folder = folder_of(self.directory, self.tracker.number)
         return replace(method, rollout=replace(method.rollout, file=str(folder)))
 
-    def _objects(self, resolved: Resolved) -> tuple[Any, Any]:
+    def _objects(self, resolved: RunConfig) -> tuple[Any, Any]:
         """Reward and task source given as Python objects; None where the phase states its own."""
         phase_keys = () if resolved.phase is None else resolved.phase.keys
         reward, source = self._objects_given
@@ -384,12 +384,12 @@ class Resources:
             self.source.load_state_dict(source)
 
 
-def _task_settings(one: Resolved) -> tuple[Any, ...]:
+def _task_settings(one: RunConfig) -> tuple[Any, ...]:
     """Settings that decide which tasks are drawn; where they are equal, the next phase goes on with the source."""
     s = one.settings
     return s.task, s.tasks, s.env, one.method.sampler
 
 
-def _reward_settings(one: Resolved) -> tuple[Any, ...]:
+def _reward_settings(one: RunConfig) -> tuple[Any, ...]:
     s = one.settings
     return s.reward, s.scoring, s.task

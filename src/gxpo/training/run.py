@@ -116,7 +116,7 @@ class Run:
 
     # ------------------------------------------------------------ the policy
     @cached_property
-    def resolved(self) -> config.Resolved:
+    def resolved(self) -> config.RunConfig:
         """Its configuration: settings, method, and where each key came from."""
         return self.trainer.resolved if self.trainer is not None else config.resolve(read_verified_config(self.path)[0])
 

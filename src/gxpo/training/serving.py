@@ -32,7 +32,7 @@ from gxpo.sampling.serve.outcome import outcome_of
 from gxpo.sampling.serve.queue import Attempt, Call, CallQueue, respond
 from gxpo.sampling.serve.request import Refused
 from gxpo.training import checkpoint, config
-from gxpo.training.config import Resolved
+from gxpo.training.config import RunConfig
 from gxpo.training.directory import CONFIG
 from gxpo.training.interrupts import ServerInterrupts
 from gxpo.training.session import Session
@@ -151,7 +151,7 @@ def stages_of(source: str, sets: list[str], notify: Notify) -> Iterator[Stages]:
     elif path.suffix in (".yaml", ".yml"):
         resolved = config.resolve(config.over(config.read(path), settings))
     else:
-        resolved = config.resolve(config.over({"model": config.Stated(source, "argument")}, settings))
+        resolved = config.resolve(config.over({"model": config.SettingValue(source, "argument")}, settings))
     stages = _RestoredStages(resolved, path if run else None, notify)
     try:
         yield stages
@@ -162,7 +162,7 @@ def stages_of(source: str, sets: list[str], notify: Notify) -> Iterator[Stages]:
 class _RestoredStages(Stages):
     """Stages that are loaded and take no step."""
 
-    def __init__(self, resolved: Resolved, run: Path | None, notify: Notify) -> None:
+    def __init__(self, resolved: RunConfig, run: Path | None, notify: Notify) -> None:
         runtime.start(group_of_one=resolved.settings.cluster.by_processes)
         super().__init__(resolved, reward=None, notify=notify)
         if run is None:

@@ -45,7 +45,7 @@ from gxpo.sampling.engines.vllm import VllmEngine
 from gxpo.sampling.engines.vllm_pictures import custom_processor
 from gxpo.sampling.rollouts.build import RolloutPart
 from gxpo.training import cluster, models
-from gxpo.training.config import Resolved
+from gxpo.training.config import RunConfig
 from gxpo.training.export import lora_settings
 from gxpo.training.models import flow, pipelines, prompt_lengths
 
@@ -242,7 +242,7 @@ class Policy:
         return n_positions or 1 << 30
 
 
-def policy_of(resolved: Resolved, notify: Notify) -> Policy:
+def policy_of(resolved: RunConfig, notify: Notify) -> Policy:
     """Load the model into learner and engine; errors that its name alone does not show (`preflight`) come up here."""
     if (line := untried_line(device_of(resolved.settings.learner.device))) is not None:
         notify(line)
@@ -251,7 +251,7 @@ def policy_of(resolved: Resolved, notify: Notify) -> Policy:
     return _text_policy(resolved, notify) if resolved.method.likelihood is None else _masked_policy(resolved, notify)
 
 
-def _load(s: RunSettings, device: str, notify: Notify) -> models.Loaded:
+def _load(s: RunSettings, device: str, notify: Notify) -> models.LoadedModel:
     """Load a language model, with notices of a warm-up."""
 
     def warming(check: models.Check) -> None:
@@ -271,7 +271,7 @@ def _load(s: RunSettings, device: str, notify: Notify) -> models.Loaded:
     )
 
 
-def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
+def _text_policy(resolved: RunConfig, notify: Notify) -> Policy:
     """Load a causal language model."""
     s, method = resolved.settings, resolved.method
     device = device_of(s.learner.device)
@@ -308,7 +308,7 @@ def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
     return Policy(loaded.tokenizer, learner, engine, chat_format, device)
 
 
-def _guide(s: RunSettings, loaded: models.Loaded) -> None:
+def _guide(s: RunSettings, loaded: models.LoadedModel) -> None:
     """Give a generator of pictures its guidance; ConfigError for a model of texts."""
     x, codebook = s.sampling, Codebook.of(loaded.tokenizer)
     if x.guidance == 1:
@@ -333,7 +333,7 @@ def _check_tower(s: RunSettings, model: Any) -> None:
         vision.freeze()
 
 
-def _remote_policy(resolved: Resolved, device: str, notify: Notify) -> Policy:
+def _remote_policy(resolved: RunConfig, device: str, notify: Notify) -> Policy:
     """Load a language model whose weights a training engine holds."""
     s, learning = resolved.settings, _learning(resolved, device)
     if s.cluster.backend == "tinker":
@@ -356,7 +356,7 @@ def _chat(s: RunSettings, tokenizer: Any, model: Any = None) -> Chat:
     )
 
 
-def _flow_policy(resolved: Resolved, notify: Notify) -> Policy:
+def _flow_policy(resolved: RunConfig, notify: Notify) -> Policy:
     """Load a flow or a pipeline, which denoises instead of writing tokens."""
     s, method = resolved.settings, resolved.method
     has_adapters = pipelines.is_pipeline(s.model)
@@ -379,7 +379,7 @@ def _flow_policy(resolved: Resolved, notify: Notify) -> Policy:
     return Policy(conditions, learner, FlowEngine(learner.model, device=device), flow.ConditionChat(conditions), device)
 
 
-def _masked_policy(resolved: Resolved, notify: Notify) -> Policy:
+def _masked_policy(resolved: RunConfig, notify: Notify) -> Policy:
     """Load a masked language model, which unmasks answers in the place of writing them."""
     s, method = resolved.settings, resolved.method
     _refuse(s, method, unfit_for_masked(s))
@@ -431,7 +431,7 @@ def denoiser_of(s: RunSettings, notify: Notify) -> Denoiser:
     return model
 
 
-def _learning(resolved: Resolved, device: str) -> dict[str, Any]:
+def _learning(resolved: RunConfig, device: str) -> dict[str, Any]:
     """Options that every learner takes."""
     s, method = resolved.settings, resolved.method
     size = s.learner.tokens_per_microbatch

@@ -12,7 +12,7 @@ from torch import Tensor
 from gxpo.base.errors import CheckpointError
 from gxpo.learning.torch import VALUE_HEAD
 from gxpo.models import nf4
-from gxpo.parts.definition import Stated, stage_of
+from gxpo.parts.definition import SettingValue, stage_of
 from gxpo.parts.protocols import WritesFiles
 from gxpo.parts.settings import RUN_KEYS
 from gxpo.training import checkpoint, config, inputs
@@ -22,7 +22,7 @@ from gxpo.training.shards import PARAMETER, Shards, View
 OWN = ("out", "init_from", "logging.name", "phases", "versions")  # of one run alone
 
 
-def read_verified_config(run: Path, *, allow_changed_data: bool = True) -> tuple[dict[str, Stated], str]:
+def read_verified_config(run: Path, *, allow_changed_data: bool = True) -> tuple[dict[str, SettingValue], str]:
     """Read a run's config.yaml (keys, text), checked against its newest checkpoint before anything it names is loaded.
 
     Raises `CheckpointError` if config.yaml differs or, unless `allow_changed_data`, a file that it names.
@@ -123,7 +123,9 @@ def restore_shared(learner: Any, parameters: Mapping[str, Tensor]) -> None:
     learner.restore(heads | shared)
 
 
-def inherit_keys(run: Path, settings: Mapping[str, Stated], *, is_composed: bool = False) -> dict[str, Stated]:
+def inherit_keys(
+    run: Path, settings: Mapping[str, SettingValue], *, is_composed: bool = False
+) -> dict[str, SettingValue]:
     """Merge the keys of another run's config.yaml below the given ones; their origins are RUN/config.yaml:LINE.
 
     A key that nobody had stated there (a default, or a value that a method brought: its origin is noted behind the
@@ -139,7 +141,7 @@ def inherit_keys(run: Path, settings: Mapping[str, Stated], *, is_composed: bool
     is_other_method = any(
         k in settings and settings[k].value != getattr(keys.get(k), "value", None) for k in ("method", "compat")
     )
-    out: dict[str, Stated] = {}
+    out: dict[str, SettingValue] = {}
     for key, setting in keys.items():
         origin = origin_of(lines, setting.origin)
         is_default = origin in methods
@@ -149,5 +151,5 @@ def inherit_keys(run: Path, settings: Mapping[str, Stated], *, is_composed: bool
             continue
         # A stated key of a part that the new method lacks is left out with a warning.
         origin_note = f"{setting.origin} ({origin})" if is_default else setting.origin
-        out[key] = Stated(setting.value, origin_note, optional=is_replaced and of_method)
+        out[key] = SettingValue(setting.value, origin_note, optional=is_replaced and of_method)
     return config.over(out, settings)

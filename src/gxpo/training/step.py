@@ -32,7 +32,7 @@ from gxpo.parts.functions import naming
 from gxpo.parts.protocols import Budget, Sampling
 from gxpo.training.asynchronous import Pipeline
 from gxpo.training.bound_learner import BoundLearner
-from gxpo.training.config import Resolved
+from gxpo.training.config import RunConfig
 from gxpo.training.resources import Resources
 from gxpo.training.session import Session
 from gxpo.training.step_figures import (
@@ -60,7 +60,7 @@ class Stages(Resources):
     notify    called with a line where something takes long before the first step
     """
 
-    def __init__(self, resolved: Resolved, *, reward: Any, source: Any = None, notify: Callable[[str], None]) -> None:
+    def __init__(self, resolved: RunConfig, *, reward: Any, source: Any = None, notify: Callable[[str], None]) -> None:
         super().__init__(resolved, reward, source, notify)
         self.step_number = 0
         self.pipeline: Pipeline | None = None  # samples beside the updates where `async.max_staleness` is set

@@ -6,10 +6,10 @@ from gxpo.base.errors import ConfigError
 from gxpo.environments import verifiers
 from gxpo.methods.compose import method
 from gxpo.methods.method import Method
-from gxpo.parts.definition import Stated, show
+from gxpo.parts.definition import SettingValue, show
 
 
-def with_player(task: str, part_keys: dict[str, Stated], method_or_name: str | Method) -> dict[str, Stated]:
+def with_player(task: str, part_keys: dict[str, SettingValue], method_or_name: str | Method) -> dict[str, SettingValue]:
     """Add the rollout of a task that another library plays, which lets it call the policy (`environments.verifiers`).
 
     task  name of the run's task; others than `verifiers:NAME` have no player, and the keys come back as they are
@@ -32,4 +32,4 @@ def with_player(task: str, part_keys: dict[str, Stated], method_or_name: str | M
             raise ConfigError(
                 f"{entry.origin} samples by rollout={show(entry.value)}, and the task is {task}: {advice}"
             )
-    return {k: Stated(value, f"task {task}") for k, value in verifiers.KEYS.items()} | part_keys
+    return {k: SettingValue(value, f"task {task}") for k, value in verifiers.KEYS.items()} | part_keys

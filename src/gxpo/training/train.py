@@ -10,7 +10,7 @@ from typing import Any
 from gxpo.base import runtime
 from gxpo.base.errors import ConfigError
 from gxpo.methods.method import Method
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.training import config
 from gxpo.training.callbacks import Callback
 from gxpo.training.directory import CONFIG, default, free, run_of
@@ -38,7 +38,7 @@ def train(
     out: str | Path | None = None,
     set: Mapping[str, Any] | None = None,
     from_run: str | Path | None = None,
-    resolved: config.Resolved | None = None,
+    resolved: config.RunConfig | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool | str | None = None,
     watch: Watch | None = None,
@@ -76,13 +76,13 @@ def train(
     if resolved is None:
         arguments = Arguments(model, tokenizer, task, eval_task, reward)
         values = {"trainer.steps": steps, "seed": seed, "method": method if isinstance(method, str) else None}
-        keys = {k: Stated(v, "argument") for k, v in values.items() if v is not None}
-        keys |= {k: Stated(v, "argument") for k, v in (set or {}).items()}
+        keys = {k: SettingValue(v, "argument") for k, v in values.items() if v is not None}
+        keys |= {k: SettingValue(v, "argument") for k, v in (set or {}).items()}
         composed = method if isinstance(method, Method) else None
         if composed is not None and "method" in (set or {}):
             raise ConfigError("set names a method beside method=: leave one out")
 
-        def resolve_in(place: Path) -> config.Resolved:
+        def resolve_in(place: Path) -> config.RunConfig:
             settings = arguments.keys(place) | keys
             if from_run is not None:
                 settings = keys_from_run(from_run, settings, is_composed=composed is not None)
@@ -112,7 +112,7 @@ def train(
     return _run_to_end(trainer, watch, screen)
 
 
-def _directory_of(resolved: config.Resolved, label: str | None) -> Path:
+def _directory_of(resolved: config.RunConfig, label: str | None) -> Path:
     """Choose a new run directory: beside the run that this one starts from, or under runs/."""
     s = resolved.settings
     runtime.start()
@@ -126,8 +126,8 @@ def _directory_of(resolved: config.Resolved, label: str | None) -> Path:
 
 
 def keys_from_run(
-    from_run: str | Path, settings: Mapping[str, Stated], *, is_composed: bool = False
-) -> dict[str, Stated]:
+    from_run: str | Path, settings: Mapping[str, SettingValue], *, is_composed: bool = False
+) -> dict[str, SettingValue]:
     """Keys of a run that starts from the newest checkpoint of `from_run` (or from that checkpoint): the given ones over
     the other run's, and `init_from`."""
     path = Path(from_run)
@@ -141,7 +141,7 @@ def keys_from_run(
                 f"the {name} of {path} was a Python object ({keys[name].value}): give it again, or put it into a file "
                 f"({name}=my_file.py:NAME)"
             )
-    return keys | {"init_from": Stated(str(checkpoint_of(path)), "from")}
+    return keys | {"init_from": SettingValue(str(checkpoint_of(path)), "from")}
 
 
 def resume(
@@ -174,7 +174,7 @@ def resume(
                 f"trainer.steps can't change under optim.schedule={resolved.settings.optim.schedule}: the "
                 "learning rate depends on it; start another run"
             )
-        resolved = config.resolve(keys | {"trainer.steps": Stated(steps, "resume")})
+        resolved = config.resolve(keys | {"trainer.steps": SettingValue(steps, "resume")})
     screen = display(progress)
     objects = Objects(source=task, reward=reward)
     with no_loading_bars():

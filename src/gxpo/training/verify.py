@@ -22,7 +22,7 @@ from gxpo.base.errors import CheckpointError, ConfigError
 from gxpo.doctor.readers.files import VERIFIED
 from gxpo.forest.forest import Forest
 from gxpo.forest.records import load
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.sampling.rollouts.logged import LOGGED
 from gxpo.training import checkpoint, cluster, config
 from gxpo.training.directory import METRICS, run_of
@@ -185,7 +185,7 @@ def _join_steps(steps: Any) -> str:
     return ", ".join(map(str, numbers if len(numbers) < 8 else [*numbers[:3], "...", *numbers[-3:]])) or "none"
 
 
-def _resolve(keys: Mapping[str, Stated]) -> config.Resolved:
+def _resolve(keys: Mapping[str, SettingValue]) -> config.RunConfig:
     """The run's configuration with a learner of this process: samplers elsewhere, and shards, are left out."""
     resolved = config.resolve(keys)
     s = resolved.settings
@@ -198,7 +198,7 @@ def _resolve(keys: Mapping[str, Stated]) -> config.Resolved:
     if not pipelines.denoises(s.model) and resolved.method.likelihood is None:
         here |= {"sampling.engine": "torch", "sampling.engine_options": {}}
         here |= {k: None for k in ("sampling.servers", "sampling.engine_python")}
-    return config.resolve({**keys, **{k: Stated(v, "verify") for k, v in here.items()}})
+    return config.resolve({**keys, **{k: SettingValue(v, "verify") for k, v in here.items()}})
 
 
 # ---------------------------------------------------------------- one step

@@ -57,7 +57,7 @@ class Weights:
     def __init__(
         self,
         run: Path,
-        resolved: config.Resolved,
+        resolved: config.RunConfig,
         notify: Callable[[str], None] = lambda line: None,
         number: int | None = None,
     ) -> None:

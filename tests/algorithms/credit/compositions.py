@@ -8,7 +8,7 @@ from typing import Any
 from gxpo.algorithms.credit.relative import Relative
 from gxpo.algorithms.credit.state_relative import StateRelative
 from gxpo.methods.compose import _credit
-from gxpo.parts.definition import Stated
+from gxpo.parts.definition import SettingValue
 from gxpo.parts.options import Keys
 
 OF_STATE = ("discount", "history", "state", "similar")  # options of the second summand alone
@@ -30,7 +30,7 @@ def composition(
             homes = options.get(name, name)
             for home in (homes,) if isinstance(homes, str) else homes:
                 stated_values[home if home.startswith("credit.") else f"credit.{home}"] = value
-        consumed = Keys({key: Stated(value, "test") for key, value in stated_values.items()})
+        consumed = Keys({key: SettingValue(value, "test") for key, value in stated_values.items()})
         credit = _credit(consumed)
         assert not consumed.leftover(), consumed.leftover()
         return credit

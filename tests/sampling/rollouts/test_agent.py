@@ -484,7 +484,7 @@ def test_mistakes_are_found_before_the_run(run, says, tmp_path, monkeypatch):
     Path("mine.py").write_text("value = 1\ndef asks(client): ...\ndef run(base_url, api_key): ...\n")
     settings = {"model": "tiny:cold", "task": "arithmetic", "rollout": "agent", "rollout.run": run}
     with pytest.raises(ConfigError, match=says):
-        resolved = config.resolve({k: config.Stated(v, "test") for k, v in settings.items()})
+        resolved = config.resolve({k: config.SettingValue(v, "test") for k, v in settings.items()})
         resolved.method.rollout.check_sampling(Sampling())
 
 

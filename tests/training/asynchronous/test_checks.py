@@ -25,7 +25,7 @@ REFUSED = [
 @pytest.mark.parametrize(("keys", "why"), REFUSED, ids=lambda x: x if isinstance(x, str) else "")
 def test_settings_that_can_not_train_are_refused_in_a_line(keys: dict[str, Any], why: str) -> None:
     settings = {"async.max_staleness": 1} | keys
-    resolved = gxpo.config.resolve({k: gxpo.config.Stated(v, "test") for k, v in settings.items()})
+    resolved = gxpo.config.resolve({k: gxpo.config.SettingValue(v, "test") for k, v in settings.items()})
     with pytest.raises(ConfigError, match=why) as refused:
         check_settings(resolved.settings, resolved.method)
     assert "\n" not in str(refused.value)

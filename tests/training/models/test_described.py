@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 
 from gxpo.base.errors import ModelError
 from gxpo.models import smollm2
-from gxpo.training.models import Described, character_tokenizer, describe, load, tiny_model
+from gxpo.training.models import ModelDescription, character_tokenizer, describe, load, tiny_model
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
 
@@ -46,7 +46,7 @@ def test_smollm2_is_described_by_the_fetched_directory(fetched: list[str], tmp_p
 def test_a_directory_is_described_without_a_fetch(fetched: list[str], tmp_path: Path) -> None:
     folder = saved(tmp_path / "mine", 64)
     described = describe(str(folder), task="arithmetic", notify=fetched.append)
-    assert isinstance(described, Described) and described.path == folder and described.config.hidden_size == 64
+    assert isinstance(described, ModelDescription) and described.path == folder and described.config.hidden_size == 64
     assert described.tokenizer.pad_token_id is not None and fetched == []
 
 

@@ -20,10 +20,10 @@ KEYS = {"model": "tiny-masked:cold", "task": "arithmetic", "method": "diffu_grpo
 
 
 def refused(**keys):
-    from gxpo.parts.definition import Stated
+    from gxpo.parts.definition import SettingValue
 
     changed = {**KEYS, **{k.replace("__", "."): v for k, v in keys.items()}}
-    resolved = config.resolve({k: Stated(v, "argument") for k, v in changed.items()})
+    resolved = config.resolve({k: SettingValue(v, "argument") for k, v in changed.items()})
     check_settings(resolved.settings, resolved.method)
 
 

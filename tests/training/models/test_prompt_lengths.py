@@ -18,7 +18,7 @@ from gxpo.explain.task_report import report
 from gxpo.models.chat import PlainChat, TemplateChat
 from gxpo.models.tiny import character_tokenizer
 from gxpo.parts.protocols import Task
-from gxpo.training.config import Resolved, load
+from gxpo.training.config import RunConfig, load
 from gxpo.training.models.prompt_lengths import FittingTasks, PromptLengths, fit
 from gxpo.training.preflight import rehearse
 
@@ -181,9 +181,9 @@ def test_a_run_refuses_long_prompts_first_or_drops_them(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_without_the_setting_stops_at_a_long_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, [f"{i}?" for i in range(12)])
-    saved_yaml = Resolved.to_yaml
+    saved_yaml = RunConfig.to_yaml
     with monkeypatch.context() as before:  # its config.yaml has no such key
-        before.setattr(Resolved, "to_yaml", lambda *x: re.sub(r"(?m)^tasks.too_long:.*\n", "", saved_yaml(*x)))
+        before.setattr(RunConfig, "to_yaml", lambda *x: re.sub(r"(?m)^tasks.too_long:.*\n", "", saved_yaml(*x)))
         gxpo.train("tiny:cold", path, "grpo", 1, any_digit, out=tmp_path / "run", set=KEYS, progress="none")
     assert "too_long" not in (tmp_path / "run" / "config.yaml").read_text()
     write(tmp_path, [f"{i}?" for i in range(12)] + ["hello " * 700])

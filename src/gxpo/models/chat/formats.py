@@ -18,7 +18,7 @@ Types = Mapping[str, Mapping[str, str]]  # tool -> parameter -> JSON type
 
 
 @dataclass(frozen=True)
-class Parsed:
+class ParsedReply:
     content: str
     body: str
     calls: tuple[ToolCall, ...] = ()
@@ -31,7 +31,7 @@ class Format:
 
     name: str
     opens: str
-    find: Callable[[str, Types], Parsed] = field(repr=False)
+    find: Callable[[str, Types], ParsedReply] = field(repr=False)
     channels: bool = False
 
 
@@ -41,7 +41,7 @@ def _unreadable(why: str, name: str = "") -> list[ToolCall]:
 
 def blocks(
     text: str, open_: str, close: str, inside: Callable[[str], list[ToolCall]], lone_end: bool = False
-) -> Parsed:
+) -> ParsedReply:
     """Parse every `open_ ... close`; with `lone_end` the last one may end where the text ends."""
     # two texts: the content without any call, and the body, in which unreadable calls stay for the history to show
     content_parts, kept_parts, calls, position = [], [], [], 0
@@ -60,8 +60,8 @@ def blocks(
         position = after
     # a text without calls is not stripped: it must stay what was sampled
     if not calls:
-        return Parsed(text, text)
-    return Parsed(
+        return ParsedReply(text, text)
+    return ParsedReply(
         "".join([*content_parts, text[position:]]).strip(),
         "".join([*kept_parts, text[position:]]).strip(),
         tuple(calls),
@@ -115,7 +115,7 @@ def _unframed(text: str) -> str:
     return text.removeprefix("\n").removesuffix("\n")
 
 
-def hermes(text: str, types: Types) -> Parsed:
+def hermes(text: str, types: Types) -> ParsedReply:
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen2.5, Qwen3)."""
     return blocks(text, "<tool_call>", "</tool_call>", _objects)
 
@@ -134,7 +134,7 @@ def _parameters(body: str) -> tuple[list[tuple[str, str]], str]:
     return pairs, "".join([*between, body[position:]])
 
 
-def qwen_xml(text: str, types: Types) -> Parsed:
+def qwen_xml(text: str, types: Types) -> ParsedReply:
     """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>` (Qwen3-Coder, Qwen3.5)."""
 
     def inside(block: str) -> list[ToolCall]:
@@ -171,7 +171,7 @@ def _arguments(block: str) -> tuple[list[tuple[str, str]], str]:
     return pairs, "".join([*between, block[position:]])
 
 
-def glm(text: str, types: Types) -> Parsed:
+def glm(text: str, types: Types) -> ParsedReply:
     """`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>` (GLM-4.5)."""
 
     def inside(block: str) -> list[ToolCall]:
@@ -186,14 +186,14 @@ def glm(text: str, types: Types) -> Parsed:
     return blocks(text, "<tool_call>", "</tool_call>", inside)
 
 
-def llama(text: str, types: Types) -> Parsed:
+def llama(text: str, types: Types) -> ParsedReply:
     """The whole answer is `{"name": ..., "parameters": {...}}`, after `<|python_tag|>` or alone; several with `;`."""
     head, tag, body = text.partition("<|python_tag|>")
     if not tag:
         head, body = "", text
         # without the tag only an answer that is an object with such keys is a call: answers in JSON are common
         if not re.match(r'\s*\{\s*"(name|type|function)"', text):
-            return Parsed(text, text)
+            return ParsedReply(text, text)
     calls, decoder, position = [], json.JSONDecoder(), 0
     # several objects follow each other without a list, so that each is decoded where the last one ended
     while position < len(body):
@@ -207,7 +207,7 @@ def llama(text: str, types: Types) -> Parsed:
             break
         calls.append(call_of(data))
     calls = calls or _unreadable("the call is empty")
-    return Parsed(head.strip(), head.strip() if all(c.error is None for c in calls) else text, tuple(calls))
+    return ParsedReply(head.strip(), head.strip() if all(c.error is None for c in calls) else text, tuple(calls))
 
 
 WORD = re.compile(r"[^\[{\s]*")
@@ -224,11 +224,11 @@ def _name_and_arguments(part: str) -> tuple[str, str] | None:
     return (name, rest) if name and rest.startswith("{") else None
 
 
-def mistral(text: str, types: Types) -> Parsed:
+def mistral(text: str, types: Types) -> ParsedReply:
     """`[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}` once for each call."""
     head, marker, body = text.partition("[TOOL_CALLS]")
     if not marker:
-        return Parsed(text, text)
+        return ParsedReply(text, text)
     # older versions of the template write one list behind the marker, later ones a marker for each call
     if body.lstrip().startswith("["):
         calls = _objects(body)
@@ -239,7 +239,7 @@ def mistral(text: str, types: Types) -> Parsed:
             call = call_of({"name": call_fields[0], "arguments": call_fields[1]}) if call_fields else None
             calls += [call] if call else _unreadable("a call is a name, [ARGS] and a JSON object")
     is_readable = all(c.error is None for c in calls)
-    return Parsed(head.strip(), head.strip() if is_readable else text, tuple(calls))
+    return ParsedReply(head.strip(), head.strip() if is_readable else text, tuple(calls))
 
 
 def _fenced(text: str) -> tuple[str, str] | None:
@@ -251,7 +251,7 @@ def _fenced(text: str) -> tuple[str, str] | None:
     return line, inside.removeprefix("\n").removesuffix("\n")
 
 
-def deepseek(text: str, types: Types) -> Parsed:
+def deepseek(text: str, types: Types) -> ParsedReply:
     """`function<|tool_sep|>name` and a fenced JSON object (V3, R1), or `name<|tool_sep|>{...}` (V3.1)."""
 
     def inside(block: str) -> list[ToolCall]:
@@ -268,10 +268,10 @@ def deepseek(text: str, types: Types) -> Parsed:
     clean = [
         re.sub("<\uff5ctool\u2581calls\u2581(begin|end)\uff5c>", "", t).strip() for t in (parsed.content, parsed.body)
     ]
-    return Parsed(clean[0], clean[1] if all(c.error is None for c in parsed.calls) else text, parsed.calls)
+    return ParsedReply(clean[0], clean[1] if all(c.error is None for c in parsed.calls) else text, parsed.calls)
 
 
-def kimi(text: str, types: Types) -> Parsed:
+def kimi(text: str, types: Types) -> ParsedReply:
     """`<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>` (Kimi K2)."""
 
     def inside(block: str) -> list[ToolCall]:
@@ -284,11 +284,11 @@ def kimi(text: str, types: Types) -> Parsed:
     if not parsed.calls:
         return parsed
     content = re.sub(r"<\|tool_calls_section_(begin|end)\|>", "", parsed.content).strip()
-    return Parsed(content, content if all(c.error is None for c in parsed.calls) else text, parsed.calls)
+    return ParsedReply(content, content if all(c.error is None for c in parsed.calls) else text, parsed.calls)
 
 
-def _between(open_: str, close: str, lone_end: bool) -> Callable[[str, Types], Parsed]:
-    def find(text: str, types: Types) -> Parsed:
+def _between(open_: str, close: str, lone_end: bool) -> Callable[[str, Types], ParsedReply]:
+    def find(text: str, types: Types) -> ParsedReply:
         return blocks(text, open_, close, _objects, lone_end)
 
     return find
@@ -300,12 +300,12 @@ SEGMENT = re.compile(  # a head begins where the text, a message or a mark does:
 RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 
 
-def harmony(text: str, types: Types) -> Parsed:
+def harmony(text: str, types: Types) -> ParsedReply:
     """Channels (gpt-oss): analysis is thinking, final is content, commentary to a recipient is a call."""
     content_parts, reasoning, calls, kept_parts = [], [], [], []
     heads = list(SEGMENT.finditer(text))
     if not heads:
-        return Parsed(text, text)
+        return ParsedReply(text, text)
     for head, next_ in zip(heads, [*heads[1:], None], strict=True):
         body = text[head.end() : next_.start() if next_ else len(text)]
         # each segment ends with a token that is part of neither its content nor the JSON of a call
@@ -324,13 +324,13 @@ def harmony(text: str, types: Types) -> Parsed:
     if heads[0].start() > 0:
         content_parts.insert(0, text[: heads[0].start()])
     text_parts = "".join(content_parts)
-    return Parsed(text_parts, "".join([text_parts, *kept_parts]), tuple(calls), "".join(reasoning) or None)
+    return ParsedReply(text_parts, "".join([text_parts, *kept_parts]), tuple(calls), "".join(reasoning) or None)
 
 
 TAG = re.compile(r"([A-Za-z_][\w.\-]*)\s*\((.*)\)", re.DOTALL)
 
 
-def tags(text: str, types: Types) -> Parsed:
+def tags(text: str, types: Types) -> ParsedReply:
     """`<tool>name({"key": value})</tool>`: gxpo's own form, for models whose template knows no tools."""
 
     def inside(block: str) -> list[ToolCall]:

@@ -20,7 +20,7 @@ from gxpo.models.masked import SUFFIX
 from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.training.models.check_tokenizer import check_tokenizer
-from gxpo.training.models.load import Loaded, load
+from gxpo.training.models.load import LoadedModel, load
 
 PROMPTS, SAMPLES, NEW_TOKENS = (24, 7), 3, 12  # lengths of the prompts, samples of each, tokens of a sample
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}  # nats; other dtypes are 16 bits wide
@@ -81,7 +81,7 @@ def check(name: str, *, task: str = "arithmetic", dtype: str = "float32", device
     return check_loaded(load(name, task=task, dtype=dtype, device=device))
 
 
-def check_loaded(loaded: Loaded) -> ModelReport:
+def check_loaded(loaded: LoadedModel) -> ModelReport:
     """Check a loaded model (see `check`)."""
     causal: Any = loaded.model
     if type(causal).__name__.endswith(SUFFIX):
@@ -124,7 +124,7 @@ def check_loaded(loaded: Loaded) -> ModelReport:
     return report
 
 
-def _add_notes(report: ModelReport, loaded: Loaded, limited_by: str, messages: set[str]) -> None:
+def _add_notes(report: ModelReport, loaded: LoadedModel, limited_by: str, messages: set[str]) -> None:
     """Add warnings of engine and learner, and problems of vocabulary, end ids and chat template."""
     reported_elsewhere = ("run by transformers", "trained flat")  # `forward` and `training` of the report
     report.notes += sorted(line for line in messages if not any(word in line for word in reported_elsewhere))

@@ -40,7 +40,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 @dataclass
-class Loaded:
+class LoadedModel:
     """A causal language model in evaluation mode, without dropout, and its tokenizer, which has a pad token."""
 
     model: PreTrainedModel
@@ -72,7 +72,7 @@ def load(
     cache: str | os.PathLike[str] | None = None,
     progress: Callable[[Check], None] | None = None,
     notify: Callable[[str], None] = lambda line: None,
-) -> Loaded:
+) -> LoadedModel:
     """Load a model and its tokenizer by name.
 
     "tiny"       the warm start of `task` (see `gxpo.training.models.warmup`); made on the first call
@@ -99,7 +99,7 @@ def load(
         raise ModelError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}{did_you_mean(dtype, DTYPES)}")
     if (warm_start_task := warm_task(name, task)) is not None:
         path = warm_start(warm_start_task, cache=cache, progress=progress)
-        loaded = Loaded(*_from_pretrained(str(path), dtype, base, device), name=name, path=path)
+        loaded = LoadedModel(*_from_pretrained(str(path), dtype, base, device), name=name, path=path)
     elif name in COLD:
         if base is not None:
             raise ModelError(f"learner.base={base}: {name} is read from no files: take a directory or another model")
@@ -107,13 +107,13 @@ def load(
         recipe = WARMUPS.get(task, Recipe())
         recipe = replace(recipe, sees=recipe.sees or name == COLD[1], masked=recipe.masked or name == COLD[2])
         model = make_untrained(recipe, 0).to(getattr(torch, dtype))
-        loaded = Loaded(model, tokenizer_of(recipe), name, None)
+        loaded = LoadedModel(model, tokenizer_of(recipe), name, None)
     elif name == smollm2.NAME:
         path = smollm2.smollm2(cache, notify)
-        loaded = Loaded(*_from_pretrained(str(path), dtype, base, device), name=name, path=path)
+        loaded = LoadedModel(*_from_pretrained(str(path), dtype, base, device), name=name, path=path)
     elif name == picture_tokens.NAME:
         path = picture_tokens.directory(cache, notify)
-        loaded = Loaded(*_from_pretrained(str(path), dtype, base, device), name=name, path=path)
+        loaded = LoadedModel(*_from_pretrained(str(path), dtype, base, device), name=name, path=path)
     elif name.startswith(TINY):
         raise _no_such_tiny(name)
     elif is_path(name):
@@ -121,9 +121,9 @@ def load(
         path = Path(name).expanduser()
         check_directory(path)
         path = peft_directory.merged_directory(path, _model_class)
-        loaded = Loaded(*_from_pretrained(str(path), dtype, base, device), name=name, path=path)
+        loaded = LoadedModel(*_from_pretrained(str(path), dtype, base, device), name=name, path=path)
     else:
-        loaded = Loaded(*_from_pretrained(name, dtype, base, device), name=name, path=None)
+        loaded = LoadedModel(*_from_pretrained(name, dtype, base, device), name=name, path=None)
     _set_pad_token(name, loaded.tokenizer)
     _remove_dropout(loaded.model)
     try:
@@ -169,15 +169,15 @@ def rows_of_model(name: str, task: str) -> Callable[[str], tuple[int, ...]] | No
 
 
 @dataclass(frozen=True)
-class Described:
+class ModelDescription:
     """A model's tokenizer, which has a pad token, and its config, without its weights."""
 
     tokenizer: PreTrainedTokenizerBase
     config: Any
-    path: Path | None  # as in `Loaded`
+    path: Path | None  # as in `LoadedModel`
 
 
-def describe(name: str, *, task: str, notify: Callable[[str], None] = lambda line: None) -> Described:
+def describe(name: str, *, task: str, notify: Callable[[str], None] = lambda line: None) -> ModelDescription:
     """Load a model's tokenizer and config by name (as in `load`), without its weights."""
     transformers: Any = need("transformers", "train")
     path = None
@@ -199,7 +199,7 @@ def describe(name: str, *, task: str, notify: Callable[[str], None] = lambda lin
     except Exception as error:  # as in `_from_pretrained`
         raise ModelError(f"model {name!r} can't be read: {_one_line(error)}") from error
     _set_pad_token(name, tokenizer)
-    return Described(tokenizer, config, path)
+    return ModelDescription(tokenizer, config, path)
 
 
 def _set_pad_token(name: str, tokenizer: Any) -> None:
