@@ -1,10 +1,10 @@
-"""Which changes to the source no test notices: `python scripts/mutation.py credit` mutates src/gxpo/algorithms/credit.
+"""Which changes to the source no test notices: `python scripts/mutation.py algorithms/credit` mutates that folder.
 
 In a working copy of src/ and tests/. mutmut leaves decorated functions alone, so there `@torch.no_grad()`, `@part(...)`
 and the like are taken off and applied at the end of the module instead; functions behave as before. A run that was
 stopped goes on where it was; `--again` tries the survivors anew, after tests were added.
 
-    python scripts/mutation.py credit --files pairwise.py --share 0.3
+    python scripts/mutation.py algorithms/credit --files sets.py --share 0.3
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ mutmut.copy_src_dir(); mutmut.copy_also_copy_files(); mutmut.setup_source_paths(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", help="a folder of src/gxpo, such as credit")
+    parser.add_argument("folder", help="a folder of src/gxpo, such as algorithms/credit")
     parser.add_argument("--files", nargs="*", default=["*.py"], help="names of files in it, or patterns")
     parser.add_argument("--tests", nargs="*", help="what is run (default: tests/FOLDER)")
     parser.add_argument("--share", type=float, default=1.0, help="of each file's mutants, drawn at random")
@@ -64,6 +64,10 @@ def main() -> None:
     parser.add_argument("--children", type=int, default=1, help="processes")
     parser.add_argument("--out", type=Path, help="the working copy (default: build/mutation/FOLDER)")
     arguments = parser.parse_args()
+
+    # mutmut would make no mutant of a folder that is not there, and report that none was left
+    if not (ROOT / "src" / "gxpo" / arguments.folder).is_dir():
+        parser.error(f"src/gxpo/{arguments.folder} is no folder; give one as algorithms/credit")
 
     out: Path = (arguments.out or ROOT / "build" / "mutation" / arguments.folder).resolve()
     out.mkdir(parents=True, exist_ok=True)

@@ -87,6 +87,7 @@ def rollouts(
         [f"rows:{i}" for i in range(n)],
         n,
         grouped_by,
+        np.array([bool(row.get("compared", True)) for row in rows]),
     )
 
 

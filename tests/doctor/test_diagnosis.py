@@ -10,6 +10,7 @@ from tests.doctor.logs import groups, healthy, log, noise, rise, rollouts
 
 from gxpo.doctor import Finding, RunLog, Series, diagnose, diagnosis
 from gxpo.doctor.diagnosis import progress, unchecked
+from gxpo.doctor.sickness import SICKNESSES
 
 
 def series(values: list[float], key: str, steps: list[float] | None = None) -> Series:
@@ -240,3 +241,44 @@ def test_a_flat_sum_of_parts_is_not_near_its_top_by_its_own_noise() -> None:
     parts = {"component__a": 0.95 + noise(0.04), "component__b": 0.1 + noise(0.05, turn=3)}
     run = log(reward=1.05 + noise(0.05, turn=2), **parts, grad_norm=0.3)
     assert [finding.ids for finding in diagnose(run).findings] == [("no_gain",)]
+
+
+UNTRAINED = {"optimiser_steps": 0.0, "empty_steps": np.arange(1.0, 61.0), "weights_crc": 7.0, "grad_norm": None}
+
+
+def untrained(update: str | None, rows: Any = None, **figures: Any) -> Any:
+    """A run of 60 steps with a flat reward, whose weights are the same throughout."""
+    return diagnose(log("gxpo", {"update": update}, rows, **healthy(FLAT, UNTRAINED, loss=None, **figures)))
+
+
+def test_a_run_that_trains_nothing_by_design_is_not_sick_for_it() -> None:
+    for figures in ({}, {"grad_norm": 0.0}, {"reward": rise(0.5, 0.4)}):
+        diagnosis = untrained("none", **figures)
+        assert not diagnosis.sick and diagnosis.exit_code == 0, diagnosis.findings
+        assert "update=none trains nothing, and no gain is looked for" in diagnosis.notes
+        assert not any(SICKNESSES[u.id].of_training for u in diagnosis.unchecked)
+    # the same figures of an update that trains, of an unknown one, and of one that took a step
+    for name in ("epochs", "mine.py:update", None):
+        assert untrained(name).findings[0].ids[0] == "weights_do_not_move"
+    assert untrained("none", optimiser_steps=1.0).findings[0].ids[0] == "weights_do_not_move"
+
+
+@pytest.mark.parametrize(
+    "expected, figures",
+    [
+        ("no_eos", {"truncated": 1.0, "length_max": 180.0, "length_min": 180.0, "length": 180.0}),
+        ("all_wrong", {"reward": 0.0, "reward_std": 0.0, "zero_signal": 1.0, "entropy": 0.6}),
+        ("all_right", {"reward": 1.0, "reward_std": 0.0, "zero_signal": 1.0, "entropy": 0.6}),
+    ],
+)
+def test_what_is_wrong_with_the_data_is_told_of_a_run_that_trains_nothing(
+    expected: str, figures: dict[str, Any]
+) -> None:
+    findings = untrained("none", **figures).findings
+    assert findings and expected in findings[0].ids
+    assert not any(SICKNESSES[i].of_training for f in findings for i in f.ids)
+
+
+def test_equal_answers_are_told_of_a_run_that_trains_nothing() -> None:
+    rows = rollouts(groups(10, 4, lambda g, m: {"completion": "one answer", "score": 0.5}))
+    assert untrained("none", rows).findings[0].ids[0] == "no_diversity"

@@ -189,3 +189,40 @@ def test_verdicts_that_nobody_gave_are_set_aside(tmp_path):
     log = read(tmp_path)
     assert not log.has("success") and log.has("reward")
     assert log.notes == [f"{key} and group/all_incorrect_groups_ratio are 0 in all steps: not taken for verdicts"]
+
+
+def phased(folder, rows):
+    """A run of imitation and of GRPO after it: step k is of phase `rows[k - 1]`, its rollouts beside it."""
+    phases = [
+        {"method": "grpo", "credit": "constant_advantage", "credit.origin": "demonstration", "rollout.group_size": 4},
+        {"method": "grpo", "credit": "relative", "credit.among": ["group"], "rollout.group_size": 2},
+    ]
+    config = {"method": "grpo", "trainer.steps": 4, "optim.lr": 1e-4, "phases": phases}
+    (folder / "rollouts").mkdir(parents=True)
+    (folder / "config.yaml").write_text(json.dumps(config))
+    metrics = [{"step": k, "phase": phase, "reward_mean": 0.5, "loss": 0.1} for k, phase in enumerate(rows, 1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    for step in range(1, len(rows) + 1):
+        record = {"schema": "gxpo.rollouts/1", "group": f"s{step}", "prompt": [1], "prompt_text": "p", "reward": 1.0}
+        turns = [{"action": [5], "action_text": "a"}]
+        lines = [{**record, "id": f"{step}/{i}", "turns": turns, "info": {"advantage": 1.0}} for i in range(2)]
+        lines[1]["turns"] = [{**turns[0], "trainable": False}]
+        lines[1]["compared"] = step % 2 == 0
+        (folder / f"rollouts/step-{step:06d}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    return folder
+
+
+def test_settings_and_rollouts_are_those_of_the_phase_that_the_run_is_in(tmp_path):
+    log = read(phased(tmp_path / "second", [1, 1, 2, 2]))
+    assert (log.phase_begin, log.setting("group_size")) == (3, 2)
+    # the older name of `group_by`
+    assert log.setting("credit") == {"credit": "relative", "credit.group_by": ["group"]} and log.centres_outcomes
+    assert log.rollouts.step.tolist() == [3, 3, 4, 4] and log.steps("reward").tolist() == [3, 4]
+    assert any("phase 2, from step 3" in note for note in log.notes)
+    # of a rollout without a trained token no advantage is known
+    assert [x == x for x in log.rollouts.advantage] == [True, False, True, False]
+    assert log.rollouts.compared.tolist() == [True, False, True, True]
+    first = read(phased(tmp_path / "first", [1, 1]))
+    assert (first.phase_begin, first.setting("group_size")) == (None, 4)
+    assert first.setting("credit") == {"credit": "constant_advantage", "credit.origin": "demonstration"}
+    assert sorted(set(first.rollouts.step.tolist())) == [1, 2]

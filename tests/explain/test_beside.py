@@ -1,12 +1,15 @@
 """Another run's rollouts on a page's tasks: matched by task, its step, what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.explain.rollout_pages import Parsed, record, write
 
 from gxpo.base.errors import RecordError
+from gxpo.base.media import PICTURES, label
 from gxpo.explain.beside import SecondRun, beside_columns, check_common_tasks
 from gxpo.explain.group_figures import figures
 from gxpo.explain.rollout_page import run_text
@@ -79,3 +82,14 @@ def test_a_page_of_several_steps_holds_both(tmp_path):
     page = run_text(tmp_path / "a", [1, 2], {"grpo": {"method": "grpo"}}, beside=SecondRun(tmp_path / "b"))
     blobs = [json.loads(text) for text in Parsed(page).scripts if text.startswith("{")]
     assert [blob["beside"]["mean"] for blob in blobs if "beside" in blob] == [[0.5], [0.5]]
+
+
+def test_pictures_that_the_other_made_are_beside_its_tokens(tmp_path):
+    ref = PICTURES.put(np.full((2, 2, 3), 9, np.uint8))
+    here = read(write_tasks(tmp_path / "a" / "step-000001.jsonl", {"sum": [0.0]}))
+    records = [record(i, 1.0, "", "sum", task="sum", info={"picture": x}) for i, x in enumerate([ref, {"no": 1}])]
+    other = replace(read(write(tmp_path / "b" / "step-000001.jsonl", records)), side=1)
+    columns = beside_columns(here, other, figures(here.forest, [], here.recorded_advantage), [0])
+    assert [x["made"] for x in columns["rollouts"][0]] == [label(ref), None]
+    assert list(columns["pictures"]) == [label(ref)]
+    assert columns["rollouts"][0][0]["text"] == "<4> <5>"  # patches stand apart

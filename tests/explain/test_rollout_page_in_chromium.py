@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.explain.rollout_pages import HOSTILE, record, write
 
+from gxpo.base.media import PICTURES, label
 from gxpo.explain import rollout_page, rollout_source
 
 CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome", "chrome") if (p := shutil.which(n))), "")
@@ -179,3 +182,19 @@ def test_another_runs_rollouts_are_drawn_beside(tmp_path: Path) -> None:
     assert "beside 0.25" in page.by_id["groups"] and "beside none" in page.by_id["groups"]
     assert [t for t, _ in page.elements].count("script") == 2
     assert "No rollout of this task in" in drawn(text, "g=1", tmp_path).by_id["group"]
+
+
+def test_a_made_picture_stands_beside_its_patches_row_by_row(tmp_path: Path) -> None:
+    ref = PICTURES.put(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+    rows = [record(0, 1.0, info={"picture": ref}), record(1, 0.0)]
+    for i, row in enumerate(rows):
+        row["id"], row["turns"] = f"t{i}", [{"action": [0, 15, 3, 1, 75], "logprob": [-0.5] * 5}]
+    source = rollout_source.read(write(tmp_path / "some.jsonl", rows))
+    reader = rollout_source.reader_of("tokens:digits", None)
+    assert reader.side == 4 and reader.decode(15) == "k15"
+    source = replace(source, words=rollout_source.Words.of(source.forest, reader.decode), side=2)
+    page = drawn(rollout_page.page_text(source, rollout_page.looks_of(source, {})), "", tmp_path)
+    pictures = [a for t, a in page.elements if t == "img"]
+    assert [a["alt"] for a in pictures] == [label(ref)] and pictures[0]["src"].startswith("data:image/png")
+    assert "k0  k15\nk3  k1\n<end>" in page.by_id["r0"]
+    assert "k15" in page.by_id["r1"] and page.classes("made") == 1

@@ -1,5 +1,6 @@
 """Learning-rate schedules, and single steps of the optimiser."""
 
+import inspect
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 from gxpo.base.errors import CheckpointError, ConfigError, ModelError
-from gxpo.learning.optimiser import Optimiser, Schedule
+from gxpo.learning.optimiser import OF_SCHEDULE, Optimiser, OptimiserSettings, Schedule, with_constant_rate
 
 
 def test_schedules_have_the_stated_values():
@@ -89,3 +90,19 @@ def test_saved_states_of_another_model_are_refused_whole():
 def test_a_model_without_trainable_parameters_is_refused():
     with pytest.raises(ModelError, match="no trainable parameters"):
         Optimiser({}, lr=0.1)
+
+
+def test_settings_of_learners_are_those_of_the_optimiser_and_its_schedule():
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    made = Optimiser.of({"w": weight}, {"optimiser": "sgd", "schedule": "linear", "warmup_steps": 1, "total_steps": 5,
+                                        "max_grad_norm": 0.25}, lr=0.5)  # fmt: skip
+    assert (made.lr, made.max_grad_norm, made.schedule) == (0.5, 0.25, Schedule("linear", 1, 5))
+    plain = Optimiser({"w": weight}, lr=0.5)
+    default = Optimiser.of({"w": weight}, {}, lr=0.5)
+    assert (default.schedule, default.max_grad_norm) == (plain.schedule, plain.max_grad_norm)
+    assert with_constant_rate({"eps": 1e-3, "schedule": "linear", "total_steps": 5}) == {"eps": 1e-3}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'momentum'"):
+        Optimiser.of({"w": weight}, {"momentum": 0.9}, lr=0.5)
+    names = {"kind" if name == "optimiser" else name for name in OptimiserSettings.__annotations__} - {*OF_SCHEDULE}
+    of_class = {*inspect.signature(Optimiser).parameters} - {"parameter_by_name", "lr", "schedule", "multiples"}
+    assert names == of_class - {"outer_names"}

@@ -64,6 +64,12 @@ def test_the_codebook_goes_with_the_tokenizer(directory):
     assert tokenizer("1").input_ids == [17] and tokenizer.decode([3, 15, END]) == "k3 k15 <end>"
     assert tokenizer.convert_tokens_to_ids(["<none>", "<end>"]) == [NONE, END]
     assert Codebook.of(object()) is None
+    # it is read once for a tokenizer, and anew for another, or where it has another codebook
+    assert Codebook.of(tokenizer) is again
+    other = transformers.AutoTokenizer.from_pretrained(directory)
+    assert Codebook.of(other) is not again and np.array_equal(Codebook.of(other).patches, BOOK.patches)
+    other.init_kwargs["codebook"] = {"patches": (BOOK.patches[:3] + 1).tolist(), "side": 1, "classes": 2}
+    assert (Codebook.of(other).side, Codebook.of(other).none) == (1, 5)
 
 
 def test_guided_logits_are_what_is_sampled_and_what_is_read():

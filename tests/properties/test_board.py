@@ -2,7 +2,6 @@
 
 import json
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def board(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import board
-
-    yield board
-    sys.modules.pop("board", None)
+def board(script):
+    return script("board")
 
 
 def rows_of(method, rate):

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def results(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import results
-
-    yield results
-    sys.modules.pop("results", None)
+def results(script):
+    return script("results")
 
 
 def test_the_page_has_the_rows_of_the_file(results):

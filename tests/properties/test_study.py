@@ -1,7 +1,6 @@
 """Lists of experiments as runs: keys, order, what is shared and what is left out."""
 
 import gzip
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,12 +27,8 @@ experiments:
 
 
 @pytest.fixture
-def study(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import study
-
-    yield study
-    sys.modules.pop("study", None)
+def study(script):
+    return script("study")
 
 
 @pytest.fixture

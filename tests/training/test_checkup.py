@@ -96,3 +96,18 @@ def test_a_doctor_that_fails_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(checkup, "read", broken)
     with pytest.warns(UserWarning, match="doctor: no verdict: KeyError: 'odd'"):
         assert verdict_of(run.path) is None
+
+
+def test_each_phase_is_looked_at_by_its_own_settings_and_rollouts(tmp_path, sick):
+    phases = [
+        {"method": "grpo", "steps": 2, "credit": "batch_whiten", "rollout.group_size": 4},
+        {"method": "grpo", "steps": 2, "rollout.group_size": 2},
+    ]
+    train(tmp_path / "run", None, **{"doctor.every": 1, "phases": phases})
+    # some checks are left out, as they would take too long beside such steps; the last is that of the run's end
+    first, last = sick[0], sick[-1]
+    assert (first.config["group_size"], first.centres_outcomes, first.rollouts.step.tolist()) == (4, False, [1] * 8)
+    assert (last.config["group_size"], last.centres_outcomes) == (2, True)
+    assert last.training_rollouts.step.tolist() == [3] * 4 + [4] * 4
+    in_second = [log for log in sick[:-1] if log.last_step > 2]
+    assert in_second and all(log.centres_outcomes and min(log.rollouts.step) == 3 for log in in_second)

@@ -229,3 +229,35 @@ def test_several_policies(tmp_path):
     run = train(tmp_path / "run", 2, "dr_mas", **keys)
     result = verify(run)
     assert result.verdict == "equal" and result.steps, result.text()
+
+
+# ---------------------------------------------------------------- phases
+PHASES = [
+    {"method": "grpo", "steps": 2},
+    {"method": "gae", "steps": 2, "sampling.temperature": 0.7},
+    {"method": "grpo", "steps": 1, "weights": "reset"},
+]
+
+
+@pytest.fixture(scope="module")
+def phased(tmp_path_factory) -> Path:
+    return train(tmp_path_factory.mktemp("verify") / "phased", None, phases=PHASES)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_each_step_is_verified_with_the_learner_of_its_phase(phased, tmp_path):
+    result = verify(shutil.copytree(phased, tmp_path / "run"), 5)
+    # the second phase has a value head that the first has not, and the third begins with the weights of the start
+    assert causes(result) == dict.fromkeys(range(1, 6)) and result.notes == ()
+    assert [s.versions for s in result.steps] == [(0,), (1,), (2,), (3,), (4,)]
+    assert all(s.tokens >= 9 for s in result.steps)
+
+
+@pytest.mark.slow
+def test_a_step_of_an_unknown_phase_is_refused_in_a_line(phased, tmp_path):
+    run = shutil.copytree(phased, tmp_path / "run")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows if row["step"] != 3))
+    result = verify(run, 5)
+    assert list(causes(result)) == [1, 2, 4, 5] and result.verdict == "equal"
+    assert result.notes == ("step 3: metrics.jsonl does not say which phase it is of, so that its learner is unknown",)

@@ -76,12 +76,13 @@ def diagnose(
     log = replace(log)
     findings = [f for s in SICKNESSES.values() if (f := s.check(log)) is not None]
     findings = [*further, *findings, *(few_rows(log) if log.is_excerpt else ())]
+    findings = _of_what_happened(findings, log)
     # what has a cause is told by it; signs against health, and that nothing was learnt, are the last resort
     causes = [f for f in findings if f.ids[0] != NO_GAIN]
     if any(f.severity != "note" for f in causes):
         findings = causes
     elif (sign := against(log)) is not None:
-        findings = [*causes, sign]
+        findings = [*causes, *_of_what_happened([sign], log)]
     findings = _under_causes(_without_repeats(findings))
     # no method mends a score that may be wrong
     is_suspect = any(set(SCORE_SUSPECTS) & set(f.ids) and f.severity != "note" for f in findings)
@@ -91,7 +92,7 @@ def diagnose(
     if recompute is not None and log.training_rollouts is not None and not has_signal:
         findings = _with_signal(findings, recompute, log.training_rollouts)
     missing = unchecked(log)
-    reason = doubt(log)
+    reason = doubt(log) if log.is_trained else ""
     evidence = _evidence(log)
     if reason and evidence["points"] >= LEAST_POINTS:
         evidence["advice"] = [
@@ -100,8 +101,17 @@ def diagnose(
         ]
     # time is the machine's, too: no doubt about what was learned
     slowed = ["steps take more than five times as long as at first, answers don't"] if _is_slowed(log) else []
-    notes = [*log.notes, *slowed]
+    untrained = [] if log.is_trained else [f"update={log.setting('update')} trains nothing, and no gain is looked for"]
+    notes = [*log.notes, *slowed, *untrained]
     return Diagnosis(log.source, list(log.read), findings, missing, progress(log), notes, doubt=reason, **evidence)
+
+
+def _of_what_happened(findings: Sequence[Finding], log: RunLog) -> list[Finding]:
+    """Leave out what presupposes training (`Sickness.of_training`) in a run that trains nothing, by design."""
+    if log.is_trained:
+        return list(findings)
+    of_data = [f for f in findings if not SICKNESSES[f.ids[0]].of_training]
+    return [replace(f, ids=tuple(i for i in f.ids if not SICKNESSES[i].of_training)) for f in of_data]
 
 
 def _evidence(log: RunLog) -> dict[str, Any]:
@@ -287,6 +297,8 @@ def unchecked(log: RunLog) -> list[Unchecked]:
     lines = _lines(log.source)
     # of alternatives, the first that this trainer can log is proposed
     for s in SICKNESSES.values():
+        if s.of_training and not log.is_trained:
+            continue
         if s.id in NEVER_UNCHECKED or not s.needs or any(_has_source(log, need) for need in s.needs):
             continue
         need = next((n for n in s.needs if n in lines and n in MISSING), None)

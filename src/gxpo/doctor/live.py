@@ -13,7 +13,7 @@ from gxpo.doctor.diagnosis import diagnose
 from gxpo.doctor.finding import Diagnosis, Finding, Severity
 from gxpo.doctor.readers import configs
 from gxpo.doctor.readers.table import Table, figures, flat
-from gxpo.doctor.reading import add_series
+from gxpo.doctor.reading import add_series, settings_in_phase
 from gxpo.doctor.remedies import foremost
 from gxpo.doctor.rollout_sample import KEPT
 from gxpo.doctor.rollouts import Rollouts, Row, assemble
@@ -144,14 +144,16 @@ class Live:
     def log(self) -> RunLog:
         """Build the log that `gxpo.doctor.read` would make of these rows and rollouts."""
         log = RunLog(source=self.source)
-        log.config = configs.translate(self._settings, self.source)
-        add_series(log, {"rows": Table("rows", rows=self._rows)} if self._rows else {})
+        members = {"rows": Table("rows", rows=self._rows)} if self._rows else {}
+        log.config = configs.translate(settings_in_phase(self._settings, members), self.source)
+        add_series(log, members)
         # figures under our names go in last: a trainer that logs one itself does not hand it over
         for name in dict.fromkeys(n for _, row in self._named_rows for n in row):
             pairs = [(step, row[name]) for step, row in self._named_rows if name in row]
             steps, values = np.array(pairs, dtype=float).T
             log.series[name] = Series(steps, values, name)
-        log.rollouts = assemble([r for rows in self._rollouts.values() for r in rows], self._n_rollouts, "recorded")
+        rows = [r for step_rows in self._rollouts.values() for r in step_rows if r.step >= (log.phase_begin or 0)]
+        log.rollouts = assemble(rows, self._n_rollouts, "recorded")
         log.read = [f"the run so far, to step {log.last_step}"] if log.series or log.rollouts else []
         return log
 

@@ -18,7 +18,7 @@ from gxpo.doctor.readers import configs, keys
 from gxpo.doctor.readers.files import VERIFIED, candidates, dump_source, read_file
 from gxpo.doctor.readers.keys import trainer
 from gxpo.doctor.readers.messages import MOST_MESSAGES
-from gxpo.doctor.readers.table import Columns, Table
+from gxpo.doctor.readers.table import Columns, Table, flat
 from gxpo.doctor.rollout_files import rollouts
 from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.series import NAMES, Series
@@ -176,9 +176,7 @@ def _add_settings(log: RunLog, members: Mapping[str, Table], configurations: Map
     by_depth = sorted(configurations.items(), key=lambda item: (item[0].count("/"), item[0]))
     for name, table in [*by_depth, *members.items()]:
         writer = configs.trainer(table.settings) if table.settings else None
-        # the last phase is the one that is looked at: see `_last_phase`
-        if isinstance(phases := table.settings.get("phases"), list) and phases:
-            table.settings |= phases[-1]
+        table.settings = settings_in_phase(table.settings, members)
         # a configuration tells the trainer of figures that it names, or of a run without any
         columns = set().union(*(member.columns for member in members.values()))
         if source == "unknown" and writer is not None and (not columns or any(map(trainer(writer).has, columns))):
@@ -205,11 +203,24 @@ def _add_settings(log: RunLog, members: Mapping[str, Table], configurations: Map
     log.read = sorted({*log.read, *members})
 
 
+def settings_in_phase(settings: Mapping[str, Any], members: Mapping[str, Table]) -> dict[str, Any]:
+    """Settings of the phase that a gxpo run is in by its figures, of the last one without any (see `_last_phase`)."""
+    phases = settings.get("phases")
+    if not isinstance(phases, list) or not phases:
+        return dict(settings)
+    numbers = [n for member in members.values() for n in member.columns.get("phase", ([], []))[1]]
+    return {**settings, **flat(phases[int(min(max(numbers, default=len(phases)), len(phases))) - 1])}
+
+
 def add_series(log: RunLog, members: Mapping[str, Table], mapping: Mapping[str, str] | None = None) -> None:
     """Add the series of the files of one run; `mapping` of names to keys is before what is known of the keys."""
     columns, notes = _merge_tables(members)
     log.notes += notes
-    phase_columns = _last_phase(log, columns)
+    begin = _last_phase(columns)
+    if begin is not None:
+        log.phase_begin = begin
+        log.notes.append(f"phase {max(columns['phase'][1]):.0f}, from step {begin}, is looked at, not those before it")
+    phase_columns = _from_step(columns, begin)
     spelling = {key: text for table in members.values() for key, text in table.spellings.items()}
     name_of_key = _mapped_keys(mapping or {}, phase_columns, spelling)
     if log.config.get("scale") == "batch" and "frac_reward_zero_std" in phase_columns:
@@ -253,16 +264,21 @@ def _mapped_keys(mapping: Mapping[str, str], columns: Columns, spelling: Mapping
     return name_of_key
 
 
-def _last_phase(log: RunLog, columns: Columns) -> Columns:
-    """Keep the rows of the last phase of a gxpo run with phases, and the evaluation before it.
+def _last_phase(columns: Columns) -> int | None:
+    """First step of the last phase of a gxpo run with phases; None for a run without, or in its first one.
 
     The settings that were read are its, and a change from one phase to the next is no sickness.
     """
     steps, phases = columns.get("phase", ([], []))
     if not phases or max(phases) == 1:
+        return None
+    return int(min(s for s, phase in zip(steps, phases, strict=True) if phase == max(phases)))
+
+
+def _from_step(columns: Columns, begin: int | None) -> Columns:
+    """Keep the rows from a step on, and the evaluation before it."""
+    if begin is None:
         return columns
-    begin = min(s for s, phase in zip(steps, phases, strict=True) if phase == max(phases))
-    log.notes.append(f"phase {max(phases):.0f}, from step {begin:.0f}, is looked at, not those before it")
     kept_columns = {}
     for key, (steps, values) in columns.items():
         first = begin - 1 if key.startswith("eval_") else begin
@@ -283,6 +299,7 @@ def _add_rollouts(log: RunLog, files: list[Path], base: Path) -> None:
         group_size=size if isinstance(size, int) else None,
         reward_weights=weights if isinstance(weights, list) else None,
         components=log.components() or None,
+        begin=log.phase_begin,
         evaluated={int(s) for n in log.series if n.startswith("eval/") for s in log.steps(n)} or None,
     )
     log.read = sorted({*log.read, *(f.relative_to(base).as_posix() for f in dumps)})

@@ -267,7 +267,9 @@ class Facts:
     def advantages(self) -> Advantages | None:
         """Compare recorded advantages with scores; None if none are recorded or groups are unknown."""
         advantage, score = self.r.advantage, self.r.score
-        usable = [g for g in self.members if np.isfinite(advantage[g]).all() and np.isfinite(score[g]).all()]
+        # only compared members enter their group's mean
+        groups = [g[self.r.compared[g]] for g in self.members]
+        usable = [g for g in groups if len(g) > 1 and np.isfinite(advantage[g] + score[g]).all()]
         if not usable or float(np.abs(np.concatenate([advantage[g] for g in usable])).max()) == 0.0:
             return None
         # between the two bounds lie scores that rounding made different: they are of neither kind
@@ -275,11 +277,9 @@ class Facts:
         equal = [g for g in usable if np.ptp(score[g]) <= 1e-12]
         # above 0.1 an advantage is a method's own (of a batch, say), not what rounding left
         residue = [i for g in equal for i in g.tolist() if advantage[i] != 0 and abs(advantage[i]) < 0.1]
-        x, _ = self.centred(advantage, unequal)
-        y, _ = self.centred(score, unequal)
+        x, y = (self.centred(column, unequal)[0] for column in (advantage, score))
         scale = float(np.sqrt((x @ x) * (y @ y))) if len(x) else 0.0
         rows = np.concatenate(usable)
-        # relative to their group advantages sum to about 0 in each
         means = np.array([advantage[g].mean() for g in usable])
         strength = float(np.sqrt(np.mean(advantage[rows] ** 2)))
         # equal to the scores in groups of equal ones, they may be a constant, as of imitated answers

@@ -28,6 +28,7 @@ def rollouts(
     reward_weights: Sequence[float] | None = None,
     components: Collection[str] | None = None,
     evaluated: Collection[int] | None = None,
+    begin: int | None = None,
     keep: int = KEPT,
 ) -> tuple[Rollouts | None, list[Path], list[str]]:
     """Read a sample of the rollouts in `files`; also the files they were found in, and notes.
@@ -37,12 +38,14 @@ def rollouts(
     reward_weights  weights of the reward functions, in the order of their columns
     components      names of the reward functions, where the metrics say so
     evaluated       steps at which the metrics have an evaluation
+    begin           step from which on rollouts are read, and the evaluation before it: those of earlier phases have the
+                    credit of those
     keep            rollouts to keep: whole groups spread evenly over the steps, the first and the last step included
     """
     notes: list[str] = []
     kinds = _sorted_by_kind(files, root, notes)
     for name in _ORDER:
-        dumps = kinds.get(name, [])
+        dumps = [d for d in kinds.get(name, []) if begin is None or d.step < 0 or d.step >= begin - d.held_out]
         if not dumps:
             continue
         # what is left out is told, since its rollouts may be of another run

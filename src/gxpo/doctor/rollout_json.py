@@ -322,7 +322,9 @@ class _GxpoRecords:
             score=number(value.get("reward")),
             group=str(value.get("group")),
             components={str(k): number(v) for k, v in rewards.items()},
-            advantage=number(info.get("advantage")),
+            # the mean over trained tokens: of a rollout without any (a hint's text, say) it says nothing
+            advantage=number(info.get("advantage")) if any(map(_is_trained, turns)) else NAN,
+            compared=value.get("compared") is not False,
             tokens=float(shared_tokens + sum(len(t["action"]) for t in turns if isinstance(t.get("action"), list)))
             or NAN,
             truncated=float(is_cut),
@@ -334,6 +336,12 @@ class _GxpoRecords:
             observation=None if "seat" in info else "\n\n".join(map(_observation_text, turns)),
             where=location(self.dump, line),
         )
+
+
+def _is_trained(turn: Mapping[str, Any]) -> bool:
+    """True unless a turn's action is recorded as not trainable, as a whole or token by token."""
+    trainable = turn.get("trainable", True)
+    return any(trainable) if isinstance(trainable, list) else trainable is not False
 
 
 def _observation_text(turn: Mapping[str, Any]) -> str:

@@ -28,7 +28,8 @@ class Rollouts:
     completion  [n] texts (several turns joined by a blank line)
     score       [n] total reward; nan: unscored
     components  name -> [n]; nan: missing
-    advantage   [n] mean advantage; nan: not recorded
+    advantage   [n] mean advantage; nan: not recorded, or of no trained token
+    compared    [n] whether it takes part in its group's statistics
     tokens      [n] completion length in tokens; nan: unknown
     truncated   [n] 1: cut at the limit, 0: ended by itself, nan: unknown
     success     [n] the verifier's verdict; nan: unknown
@@ -58,6 +59,11 @@ class Rollouts:
     where: list[str]
     total: int
     grouped_by: str = "recorded"
+    compared: NDArray[np.bool_] = field(default=None)  # type: ignore[assignment]  # all of them, below
+
+    def __post_init__(self) -> None:
+        if self.compared is None:
+            self.compared = np.ones(len(self.score), dtype=bool)
 
     def __len__(self) -> int:
         return len(self.score)
@@ -83,6 +89,7 @@ class Rollouts:
             where=[self.where[i] for i in index],
             total=self.total,
             grouped_by=self.grouped_by,
+            compared=self.compared[index],
         )
 
 
@@ -100,6 +107,7 @@ class Row:
     group: Hashable = None
     components: dict[str, float] = field(default_factory=dict)
     advantage: float = NAN
+    compared: bool = True
     tokens: float = NAN
     truncated: float = NAN
     success: float = NAN
@@ -148,6 +156,7 @@ def assemble(rows: Iterable[Row], total: int, grouped_by: str) -> Rollouts | Non
         where=[r.where for r in ordered],
         total=max(total, len(ordered)),
         grouped_by=grouped_by,
+        compared=np.array([r.compared for r in ordered], dtype=bool),
     )
 
 

@@ -35,6 +35,8 @@ SETTINGS: dict[str, str] = {
     "loss_type": "the trainer's own name of the objective",
     "reward_weights": "list of the weights of the reward functions",
     "method": "gxpo: the composition",
+    "update": "gxpo: the update part",
+    "credit": "gxpo: `credit` and the keys below it, unless a KL is taken off the reward before",
     "eval_samples": "samples a held-out task",
     "eval_temperature": "of the held-out samples",
     "sync_every": "steps between deliveries of the weights to the sampler",
@@ -61,6 +63,7 @@ class RunLog:
     notes      what was odd in reading: unreadable lines, rows that were left out, files that were not opened
     raw        the trainer's own keys that have no name here -> figures
     verified   what `gxpo verify` wrote beside the run; {}: it was not called
+    phase_begin  first step of the last phase, which alone is looked at; None: a run without phases
 
     Conclusions are computed on first use and cached; `dataclasses.replace(log)` gives the same log without any.
     """
@@ -74,8 +77,8 @@ class RunLog:
     notes: list[str] = field(default_factory=list)
     raw: dict[str, Series] = field(default_factory=dict)
     verified: dict[str, Any] = field(default_factory=dict)
+    phase_begin: int | None = None
 
-    # ---------------------------------------------------------------- series
     def __contains__(self, name: str) -> bool:
         return self.column(name).values.size > 0
 
@@ -170,7 +173,6 @@ class RunLog:
         """Evidence: the series under the trainer's own key, first and last steps; "" where it was not recorded."""
         return self.column(name).quote(form, ends=name.startswith("eval/"))
 
-    # ---------------------------------------------------------------- settings
     def setting(self, name: str) -> Any:
         """A setting of the run's configuration; None where it is unknown."""
         return self.config.get(name)
@@ -182,7 +184,6 @@ class RunLog:
         except (KeyError, TypeError, ValueError):
             return None
 
-    # ---------------------------------------------------------------- conclusions
     @cached_property
     def n_steps(self) -> int:
         """Number of logged steps: those with a reward, or with anything."""
@@ -222,6 +223,24 @@ class RunLog:
     def has_critic(self) -> bool:
         """True if a value model makes the advantages, so that a group without a spread has a signal all the same."""
         return any(_CRITIC.search(series.key) for series in self.raw.values())
+
+    @cached_property
+    def centres_outcomes(self) -> bool:
+        """True if advantages are known to be scores less their group's mean, times a number above 0: of gxpo's runs by
+        the credit part itself; other trainers all do it unless they have a value model."""
+        if self.source != "gxpo":
+            return not self.has_critic
+        from gxpo.methods.compose import centres_outcomes
+
+        return centres_outcomes(self.config.get("credit", {}))
+
+    @cached_property
+    def is_trained(self) -> bool:
+        """False if no optimiser step was taken and the run's update part says that it takes none."""
+        from gxpo.parts.registry import UPDATES
+
+        name = str(self.config.get("update"))
+        return not (self.is_zero("optimiser_steps") and name in UPDATES and not UPDATES[name].trains)
 
     @cached_property
     def gains(self) -> bool:

@@ -314,6 +314,12 @@ def trend(values: Floats) -> Trend | None:
     )
 
 
+def has_stopped(reward: Floats, held_out: Floats) -> bool:
+    """True if in the second half of a run the reward does not rise, nor evaluations that are enough to tell."""
+    late, late_held_out = (trend(values[len(values) // 2 :]) for values in (reward, held_out))
+    return late is not None and not late.rises and (late_held_out is None or not late_held_out.rises)
+
+
 def stationary(values: Floats) -> bool:
     """True if a series is one level plus independent noise: no trend, and neighbours differ as any two values do.
 

@@ -26,6 +26,7 @@ class Sickness:
     stage     index into STAGES, the order of diagnosis
     needs     alternatives, one of which the log must have: names of series, "rollouts", "references", "messages"
     follows   ids of the sicknesses that can cause this one
+    of_training  whether it presupposes that parameters are trained: it is not told of a run that trains none
     """
 
     id: str
@@ -35,18 +36,26 @@ class Sickness:
     needs: tuple[str, ...]
     follows: tuple[str, ...]
     check: Callable[[RunLog], Finding | None]
+    of_training: bool = False
 
 
 SICKNESSES: dict[str, Sickness] = {}
 
 
 def sickness(
-    id: str, stage: int, title: str, statistic: str, needs: Sequence[str] = (), follows: Sequence[str] = ()
+    id: str,
+    stage: int,
+    title: str,
+    statistic: str,
+    needs: Sequence[str] = (),
+    follows: Sequence[str] = (),
+    *,
+    of_training: bool = False,
 ) -> Callable[[Callable[[RunLog], Finding | None]], Callable[[RunLog], Finding | None]]:
     """Register a check; for a log that has none of `needs` the sickness is reported as unchecked."""
 
     def register(check: Callable[[RunLog], Finding | None]) -> Callable[[RunLog], Finding | None]:
-        SICKNESSES[id] = Sickness(id, stage, title, statistic, tuple(needs), tuple(follows), check)
+        SICKNESSES[id] = Sickness(id, stage, title, statistic, tuple(needs), tuple(follows), check, of_training)
         return check
 
     return register

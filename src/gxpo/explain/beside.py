@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from gxpo.base.errors import RecordError
+from gxpo.base.media import made_in
 from gxpo.explain.group_figures import GroupFigures
+from gxpo.explain.rollout_columns import made_label, picture_urls
 from gxpo.explain.rollout_source import Source, read, steps_of
 
 MOST_TEXTS = 8  # rollouts of a task whose texts are shown
@@ -57,12 +59,15 @@ def beside_columns(source: Source, second: Source, figures: GroupFigures, groups
     rows = [rows_by_task.get(group_task[figures.names[g]], []) for g in groups]
 
     reward_R = forest.outcome.numpy()
+    chosen_rows = [_choose_evenly(reward_R, r) for r in rows]
+    infos = [second.forest.info[i] for chosen in chosen_rows for i in chosen]
     return {
+        "pictures": picture_urls(made_in(infos)),
         "title": second.title,
         "file": second.facts[0],
         "count": [len(r) for r in rows],
         "mean": [None if not len(r) or np.isnan(reward_R[r]).all() else float(np.nanmean(reward_R[r])) for r in rows],
-        "rollouts": [[_rollout(second, i) for i in _choose_evenly(reward_R, r)] for r in rows],
+        "rollouts": [[_rollout(second, i) for i in chosen] for chosen in chosen_rows],
     }
 
 
@@ -88,9 +93,10 @@ def _choose_evenly(reward_R: np.ndarray, rows: list[int]) -> list[int]:
 def _rollout(source: Source, r: int) -> dict[str, Any]:
     forest, words = source.forest, source.words
     token = words.token[forest.path_token[forest.path_of(r)].numpy()]
-    text = "".join(words.texts[t] if t >= 0 else "" for t in token.tolist())
+    text = (" " if source.side else "").join(words.texts[t] if t >= 0 else "" for t in token.tolist())
     reward = float(forest.outcome[r])
     return {
         "reward": None if np.isnan(reward) else reward,
+        "made": made_label(forest.info[r]),
         "text": text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} [and {len(text) - MAX_TEXT} characters]",
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,20 +116,26 @@ def columns(source: Source, looks: Sequence[Outlook], figures: GroupFigures, gro
         "agents": list(forest.agent_names),
         "states": list(forest.state_names),
         "methods": [_method(x, step_forest, forest, kept_rows) for x in looks],
-        "pictures": _pictures(forest),
+        "pictures": picture_urls([*pictures_of(forest.media), *made_in(forest.info)]),
+        "side": source.side,
         "texts": list(texts.texts),  # last: the columns above have filled it
     }
 
 
-def _pictures(forest: Forest) -> dict[str, str]:
+def picture_urls(refs: Sequence[str]) -> dict[str, str]:
     """Return pictures as data URLs by their label in texts; those without a file are left out."""
     url_by_label: dict[str, str] = {}
-    for ref in [*pictures_of(forest.media), *made_in(forest.info)]:
+    for ref in refs:
         try:
             url_by_label[label(ref)] = data_url(ref)
         except GxpoError:
             continue
     return url_by_label
+
+
+def made_label(info: Mapping[str, Any]) -> str | None:
+    """Return the label of the picture that a rollout made; None without one."""
+    return next((label(ref) for ref in made_in([info])), None)
 
 
 def _groups(figures: GroupFigures, groups: Sequence[int], forest: Forest) -> dict[str, Any]:
@@ -172,6 +178,7 @@ def _rollouts(forest: Forest, source: Source, rows: Tensor, texts: TextTable) ->
                 for t, n in zip(forest.prompt_text, forest.prompt_node.tolist(), strict=True)
             ]
         ),
+        "made": [made_label(info) for info in forest.info],
         "step": pack(forest._step_begin),
         "components": {
             name: pack(forest.components[:, i], digits="f4") for i, name in enumerate(forest.component_names)

@@ -138,6 +138,7 @@ def _step_head(
     step_data = columns(source, looks, group_figures, groups.tolist())
     if beside is not None:
         step_data["beside"] = beside_columns(source, beside, group_figures, groups.tolist())
+        step_data["pictures"] |= step_data["beside"].pop("pictures")
     return head, data(name, step_data)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from gxpo.doctor.rollouts import Rollouts
 from gxpo.forest import Forest
 from gxpo.forest.record_format.schema import SCHEMA
 from gxpo.methods.method import Method
+from gxpo.models.picture_tokens import Codebook
 from gxpo.models.tiny import BUILT_IN, CHARACTERS, IMAGE, MASK, SPECIAL, built_in
 from gxpo.parts.options import Unexecuted
 from gxpo.training import config
@@ -61,6 +62,7 @@ class Source:
     horizon   longest trainable length of a rollout by the run's settings
     notes     remarks of the reader
     model     that sampled, as the run's settings name it
+    side      patches of a picture's side, where an action is the patches of a picture row by row; 0: it is none
     """
 
     forest: Forest
@@ -73,6 +75,7 @@ class Source:
     horizon: float | None = None
     notes: list[str] = field(default_factory=list)
     model: str | None = None
+    side: int = 0
 
 
 def read(path: Path, step: int | None = None, *, trust: bool = False) -> Source:
@@ -183,7 +186,7 @@ def _source_of_records(records: list[dict[str, Any]], path: Path, given_path: Pa
     text_actions, lexicon = _with_pseudo_ids(records)
     forest = Forest.from_records(records, folder=path.parent)
     model = None if settings is None else settings.model
-    decode, token_note = reader_of(model, lexicon if text_actions else None)
+    decode, token_note, side = reader_of(model, lexicon if text_actions else None)
     words = Words.of(forest, decode)
     if text_actions:
         lacks.append(f"token ids of {text_actions} actions (their words stand for tokens)")
@@ -211,7 +214,16 @@ def _source_of_records(records: list[dict[str, Any]], path: Path, given_path: Pa
             *([f"model {model}"] if model else []),
         ]
     return Source(
-        forest, title, facts, lacks, words, recorded_advantage, method, _horizon(method, settings, forest), model=model
+        forest,
+        title,
+        facts,
+        lacks,
+        words,
+        recorded_advantage,
+        method,
+        _horizon(method, settings, forest),
+        model=model,
+        side=side,
     )
 
 
@@ -377,22 +389,31 @@ def _word(token: int, decode: Callable[[int], str]) -> str:
     return decode(token) if token < FIRST else "" if row_of(token) else label(ref_of(token))
 
 
-def reader_of(model: str | None, lexicon: Mapping[str, int] | None) -> tuple[Callable[[int], str], str]:
-    """Return (function from token id to text, remark on what is shown instead of texts).
+class TokenReader(NamedTuple):
+    """A function from token ids to texts; what is shown in the place of texts; `Source.side`."""
+
+    decode: Callable[[int], str]
+    remark: str = ""
+    side: int = 0
+
+
+def reader_of(model: str | None, lexicon: Mapping[str, int] | None) -> TokenReader:
+    """Make the reader of a model's tokens.
 
     lexicon  ids of made-up tokens by their words; None: real token ids
     """
     if lexicon is not None:
         words = list(lexicon)
-        return lambda i: words[i] if i < len(words) else f"<{i}>", ""
+        return TokenReader(lambda i: words[i] if i < len(words) else f"<{i}>")
     if model is not None and built_in(model):
         characters = [*SPECIAL, *CHARACTERS, MASK if model.startswith(BUILT_IN[2]) else IMAGE]
-        return lambda i: characters[i] if i < len(characters) else f"<{i}>", ""
+        return TokenReader(lambda i: characters[i] if i < len(characters) else f"<{i}>")
     tokenizer = _local_tokenizer(model) if model else None
     if tokenizer is not None:
-        return lambda i: tokenizer.decode([i]), ""
+        codebook = Codebook.of(tokenizer)
+        return TokenReader(lambda i: tokenizer.decode([i]), side=0 if codebook is None else codebook.side)
     missing = f"the tokenizer of {model}, not on this machine" if model else "a tokenizer"
-    return lambda i: f"<{i}>", f"{missing} (tokens are shown as their ids)"
+    return TokenReader(lambda i: f"<{i}>", f"{missing} (tokens are shown as their ids)")
 
 
 def _local_tokenizer(model: str):  # type: ignore[no-untyped-def]  # transformers is optional

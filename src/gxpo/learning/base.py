@@ -35,10 +35,12 @@ class UpdatePart(Part):
     """Base class of updates: a frozen dataclass with `run` and `optimiser_steps` (`gxpo.parts.protocols.Update`).
 
     sets_parameters  True if it reads gradients, or copies and sets parameters, besides taking steps
+    trains           False if it moves no parameter, by design
     """
 
     slot = "update"
     sets_parameters: ClassVar[bool] = False
+    trains: ClassVar[bool] = True
 
 
 def steps_of(update: Any, groups: int) -> int:
@@ -109,6 +111,8 @@ class NoUpdate(UpdatePart):
     For baselines that do not train, such as a search over prompts (`tasks.prompts`). A step costs its sampling alone,
     and counts as one step of a schedule and of `trainer.max_updates`.
     """
+
+    trains = False
 
     def optimiser_steps(self, groups: int) -> int:
         """Return 1: schedules go on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,16 +12,17 @@ from torch import Tensor
 from gxpo.base import runtime
 from gxpo.base.errors import ConfigError, ModelError
 from gxpo.learning.base import InProcess
-from gxpo.learning.optimiser import Optimiser, Schedule
-from gxpo.learning.optimiser_kinds import Rule
+from gxpo.learning.optimiser import Optimiser, OptimiserSettings, with_constant_rate
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # of typing from Python 3.11 on
 
 
 class ModuleLearner(InProcess):
     """Base of learners of models that do not write from left to right: flows, masked language models.
 
     model      the policy's module, kept in eval mode; parameters that need no gradient stay as they are
-    lr, optimiser, betas, eps, weight_decay, max_grad_norm, rule   see `Optimiser`
-    schedule, warmup_steps, total_steps   see `Schedule`
+    lr         learning rate;   settings: of the optimiser, by keyword
     tokens_per_microbatch  stored tokens that go through the model together
     reference  keep a frozen copy of the module as it is now
 
@@ -36,22 +37,14 @@ class ModuleLearner(InProcess):
         model: Any,
         *,
         lr: float,
-        optimiser: str = "adamw",
-        betas: Sequence[float] | None = None,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        max_grad_norm: float | None = 1.0,
-        schedule: Literal["constant", "cosine", "linear"] = "constant",
-        warmup_steps: int = 0,
-        total_steps: int | None = None,
         tokens_per_microbatch: int = 8192,
         device: str | torch.device = "cpu",
         reference: bool = False,
-        rule: Rule | None = None,
+        **settings: Unpack[OptimiserSettings],
     ) -> None:
         if tokens_per_microbatch < 1:
             raise ModelError(f"learner.tokens_per_microbatch is {tokens_per_microbatch}; it must be at least 1")
-        if optimiser == "muon":
+        if settings.get("optimiser") == "muon":
             raise ConfigError(
                 f"learner.optimiser=muon is for causal language models: use another one for {self.family}"
             )
@@ -59,22 +52,9 @@ class ModuleLearner(InProcess):
         self.model = model.to(self.device).eval()
         # copied before the first step: the reference is what the policy begins with
         self._reference: Any = copy.deepcopy(self.model).requires_grad_(False) if reference else None
-        kind_settings: dict[str, Any] = {
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "max_grad_norm": max_grad_norm,
-            "rule": rule,
-        }
-        # a second learner has them too
-        self._optimiser_settings = {"optimiser": optimiser, **kind_settings}
-        self.optimiser = Optimiser(
-            {name: p for name, p in self.model.named_parameters() if p.requires_grad},
-            lr=lr,
-            kind=optimiser,
-            **kind_settings,
-            schedule=Schedule(schedule, warmup_steps, total_steps),
-        )
+        self._optimiser_settings = settings
+        trained_parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.optimiser = Optimiser.of(trained_parameters, settings, lr=lr)
 
     def _like(self, model: Any, **settings: Any) -> Any:
         """Make a learner of the same kind of another module."""
@@ -88,7 +68,7 @@ class ModuleLearner(InProcess):
             lr=lr,
             tokens_per_microbatch=self.tokens_per_microbatch,
             device=self.device,
-            **self._optimiser_settings,
+            **with_constant_rate(self._optimiser_settings),
         )
 
     def follow(self, policy: ModuleLearner, rate: float) -> None:

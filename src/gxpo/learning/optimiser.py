@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,39 @@ class Schedule:
 
 
 States = Literal["float32", "bfloat16"]
+OF_SCHEDULE = {
+    "schedule": "shape",
+    "warmup_steps": "warmup",
+    "total_steps": "total",
+}  # settings -> fields of `Schedule`
+
+
+class OptimiserSettings(TypedDict, total=False):
+    """What learners take by keyword for their optimiser, with the defaults of `Optimiser` and `Schedule`.
+
+    optimiser   its kind, see `gxpo.learning.optimiser_kinds`
+    states      "float32" copies and moments, or "bfloat16" (see `RoundedAdamW`)
+    schedule, warmup_steps, total_steps   see `Schedule`;   the others: see `Optimiser`
+    """
+
+    optimiser: str
+    betas: Sequence[float] | None
+    eps: float
+    weight_decay: float
+    max_grad_norm: float | None
+    states: States
+    rule: Rule | None
+    schedule: Literal["constant", "cosine", "linear"]
+    warmup_steps: int
+    total_steps: int | None
+
+
+def with_constant_rate(settings: OptimiserSettings) -> OptimiserSettings:
+    """Return the settings without those of the schedule, for a second learner of the same kind."""
+    constant: Any = {name: value for name, value in settings.items() if name not in OF_SCHEDULE}
+    return constant
+
+
 SAMPLED = 1 << 16  # weights compared before and after a step, to estimate the share of them that it moved
 
 
@@ -71,6 +104,16 @@ class Optimiser:
     gradients as they are. `multiples`: prefix of names -> the multiple of the learning rate at which these move.
     `outer_names`: prefixes of the matrices that AdamW moves under Muon, embeddings and heads. `rule`: see `Rule`.
     """
+
+    @classmethod
+    def of(
+        cls, parameter_by_name: Mapping[str, nn.Parameter], settings: OptimiserSettings, *, lr: float, **further: Any
+    ) -> Optimiser:
+        """Make the optimiser of a learner; `further` are arguments of the class that are no settings of learners."""
+        names = {"optimiser": "kind"}
+        arguments: Any = {names.get(name, name): x for name, x in settings.items() if name not in OF_SCHEDULE}
+        shape: Any = {OF_SCHEDULE[name]: x for name, x in settings.items() if name in OF_SCHEDULE}
+        return cls(parameter_by_name, lr=lr, schedule=Schedule(**shape), **arguments, **further)
 
     def __init__(
         self,

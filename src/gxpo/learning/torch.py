@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,7 @@ from gxpo.learning.base import InProcess, acting, outputs_of
 from gxpo.learning.block_mask import NO_FLEX_BACKWARD, Attention, row_trial
 from gxpo.learning.head import head_trials
 from gxpo.learning.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora
-from gxpo.learning.optimiser import Optimiser, Schedule, States, copy_value
-from gxpo.learning.optimiser_kinds import Rule
+from gxpo.learning.optimiser import Optimiser, OptimiserSettings, copy_value, with_constant_rate
 from gxpo.learning.packing import Layout, MicroBatch, Packing, Sheet
 from gxpo.learning.readout import Readout, read
 from gxpo.learning.soft import WEIGHT, soft_inputs, with_densities
@@ -33,6 +32,9 @@ from gxpo.models.decoder.choices import Sizes, Trial, kernel
 from gxpo.models.decoder.forward import Kernels, Products
 from gxpo.models.decoder.vision import vision_of
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # of typing from Python 3.11 on
+
 VALUE_HEAD = "value_head."  # before the names of its parameters
 
 
@@ -40,8 +42,7 @@ class TorchLearner(InProcess):
     """Learner over the parameters of a transformers causal language model.
 
     model     a causal language model; kept in eval mode (no dropout: a ratio of 1 must be exactly 1)
-    lr, optimiser, betas, eps, weight_decay, max_grad_norm, schedule, warmup_steps, total_steps   see `Optimiser` and
-              `Schedule`
+    lr        learning rate;   settings: of the optimiser, by keyword
     tokens_per_microbatch  padded tokens that go through the model together
     images_per_microbatch  distinct pictures that go through its vision tower with them at most; None: any number
     dtype     of the parameters ("float32", "bfloat16", "float64"); None leaves them; optimiser states are float32
@@ -60,7 +61,6 @@ class TorchLearner(InProcess):
     products  dtype in which that multiplies matrices (see `gxpo.models.decoder.forward.Decoder`)
     choices   its kernels by purpose (see `gxpo.models.decoder.choices`); `trials` times them
     recompute hold one hidden state a token and layer in an update, and compute what lies between them again
-    states    of the optimiser: "float32" copies and moments, or "bfloat16" (see `RoundedAdamW`)
 
     With torch.distributed initialised every process must hold the same parameters and be given the same forest; they
     share the micro-batches, and every process takes the same step.
@@ -71,14 +71,6 @@ class TorchLearner(InProcess):
         model: Any,
         *,
         lr: float,
-        optimiser: str = "adamw",
-        betas: Sequence[float] | None = None,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        max_grad_norm: float | None = 1.0,
-        schedule: Literal["constant", "cosine", "linear"] = "constant",
-        warmup_steps: int = 0,
-        total_steps: int | None = None,
         tokens_per_microbatch: int = 8192,
         images_per_microbatch: int | None = None,
         device: str | torch.device = "cpu",
@@ -95,18 +87,9 @@ class TorchLearner(InProcess):
         products: Products = "auto",
         choices: Mapping[str, str] | None = None,
         recompute: bool = False,
-        states: States = "float32",
-        rule: Rule | None = None,
+        **settings: Unpack[OptimiserSettings],
     ) -> None:
-        self._optimiser_settings: dict[str, Any] = {
-            "optimiser": optimiser,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "max_grad_norm": max_grad_norm,
-            "states": states,
-            "rule": rule,
-        }
+        self._optimiser_settings = settings
         for name, size in (("tokens", tokens_per_microbatch), ("images", images_per_microbatch)):
             if size is not None and size < 1:
                 raise ModelError(f"learner.{name}_per_microbatch is {size}; it must be at least 1")
@@ -144,19 +127,12 @@ class TorchLearner(InProcess):
         if value_heads:
             self.value_head = _value_head(self._readout, len(self.value_heads), next(self.model.parameters()))
         self._place_parameters()  # before the optimiser sees them: sharding replaces parameters
-        self.optimiser = Optimiser(
+        self.optimiser = Optimiser.of(
             {name: p for name, p in self._named_parameters() if p.requires_grad},
+            settings,
             lr=lr,
             multiples={VALUE_HEAD: value_lr},
-            kind=optimiser,
-            outer_names=self._adamw_prefixes() if optimiser == "muon" else (),
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            max_grad_norm=max_grad_norm,
-            states=states,
-            rule=rule,
-            schedule=Schedule(schedule, warmup_steps, total_steps),
+            outer_names=self._adamw_prefixes() if settings.get("optimiser") == "muon" else (),
         )
 
     def _adamw_prefixes(self) -> list[str]:
@@ -201,7 +177,7 @@ class TorchLearner(InProcess):
             attention=self.attention,
             logits_at_once=self.logits_at_once,
             **self._kernels,
-            **self._optimiser_settings,
+            **with_constant_rate(self._optimiser_settings),
         )
 
     @torch.no_grad()

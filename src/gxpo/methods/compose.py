@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gxpo.algorithms.signals import BUILT_IN
-from gxpo.base.errors import ConfigError, did_you_mean
+from gxpo.base.errors import ConfigError, GxpoError, did_you_mean
 from gxpo.base.imports import collections_paused
+from gxpo.base.usercode import unexecuted
 from gxpo.methods.method import Method
 from gxpo.parts import registry
 from gxpo.parts.definition import (
@@ -119,14 +120,13 @@ def _build(
 
     definitions  (label, definition, keys) of each word;   merged: key -> value and origin
     """
-    from gxpo.algorithms.credit.relative import Relative
     from gxpo.learning.base import Epochs
     from gxpo.sampling.rollouts.build import RolloutPart
     from gxpo.sampling.rollouts.rounds import Independent
 
     # `keys` notes which keys the stages read: only after the last stage is an unread key a mistake
     keys = Keys(merged)
-    estimator = _credit(keys, Relative)
+    estimator = _credit(keys)
     weights = keys.parts("weight", registry.WEIGHTS, "weight")
     rollout = keys.part("rollout", keys.take("rollout", Independent), registry.ROLLOUTS, role="rollout")
     segmenter = _optional_part(keys, "segment", registry.SEGMENTERS, "segmenter")
@@ -210,9 +210,28 @@ def _check_unread(
         warnings.warn(f"{merged[key].origin}: {assignment} is left out: {name} has no such key", stacklevel=4)
 
 
-def _credit(keys: Keys, default: Any) -> Any:
+def centres_outcomes(keys: Mapping[str, Any]) -> bool:
+    """Return True if the credit that these keys state is known to centre outcomes (`CreditPart.centres_outcomes`).
+
+    keys  `credit` and those below it; no file of a user's is run, and what it computes is not known
+    """
+    if "credit" not in keys:
+        return False
+    stated = Keys(canonical_keys(flatten_keys(keys)))
+    try:
+        with unexecuted():
+            credit = _credit(stated)
+    except GxpoError:
+        return False
+    # keys that no part reads are of another version, in which they may have meant anything
+    return not stated.leftover() and bool(getattr(credit, "centres_outcomes", False))
+
+
+def _credit(keys: Keys) -> Any:
     """Make the advantage estimator: the one under `credit`, plus those under `credit.add.NAME`."""
-    total = keys.part("credit", keys.take("credit", default), registry.CREDITS, role="credit")
+    from gxpo.algorithms.credit.relative import Relative
+
+    total = keys.part("credit", keys.take("credit", Relative), registry.CREDITS, role="credit")
     for extra in keys.names("credit.add"):
         slot = f"credit.add.{extra}"
         total = total + keys.part(slot, keys.take(slot, extra), registry.CREDITS, role="credit", main="credit")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from gxpo.base.media import PICTURES
 if TYPE_CHECKING:
     from gxpo.base.picture_files import Pixels
 
+_MADE: WeakKeyDictionary[Any, tuple[Any, Codebook]] = WeakKeyDictionary()  # tokenizer -> what it carries, as read
 NONE, END, KEY = "<none>", "<end>", "codebook"
 
 
@@ -36,9 +38,16 @@ class Codebook:
 
     @staticmethod
     def of(tokenizer: Any) -> Codebook | None:
-        """The codebook that a tokenizer carries; None for one of texts."""
+        """The codebook that a tokenizer carries, made once for each; None for one of texts."""
         stored = getattr(tokenizer, "init_kwargs", {}).get(KEY)
-        return stored and Codebook(np.array(stored["patches"], np.uint8), stored["side"], stored["classes"])
+        if not stored:
+            return None
+        # it is asked for at every prompt, and thousands of patches take milliseconds to read
+        source, codebook = _MADE.get(tokenizer, (None, None))
+        if codebook is None or source is not stored:
+            codebook = Codebook(np.array(stored["patches"], np.uint8), stored["side"], stored["classes"])
+            _MADE[tokenizer] = stored, codebook
+        return codebook
 
     @property
     def none(self) -> int:

@@ -32,7 +32,10 @@ class Checkup:
 
     def __init__(self, run: Path, resolved: Resolved, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         s = resolved.settings.doctor
-        keys = {name: setting.value for name, setting in resolved.keys.items()}
+        keys = _values(resolved)
+        # the file may state a phase by its method alone: each is handed over with the keys that it has
+        if resolved.phases:
+            keys["phases"] = [_values(phase) for phase in resolved.phases]
         self.run = run
         self.live = Live("gxpo", keys, every=s.every, stop_on=("critical",) if s.stop else ())
         self._unread_files: list[Path] = []
@@ -75,6 +78,10 @@ class Checkup:
             self._reads_rollouts = False
             warnings.warn(f"doctor: rollouts can't be read: {type(error).__name__}: {error}", stacklevel=3)
         self._unread_files = []
+
+
+def _values(resolved: Resolved) -> dict[str, Any]:
+    return {name: setting.value for name, setting in resolved.keys.items()}
 
 
 def verdict_of(run: Path) -> Diagnosis | None:

@@ -107,16 +107,20 @@ def start_from(learner: Any, path: str | Path) -> None:
     if (base == "nf4") != is_nf4:
         remedy = "leave learner.base out" if base is None else f"set learner.base={base}"
         raise CheckpointError(f"init_from {path}: its adapters were trained over learner.base={base}: {remedy}")
-    parameters = parameters_of(Path(path))
-    heads = {name: x for name, x in learner.snapshot().items() if name.startswith(VALUE_HEAD)}
-    parameters = {name: parameters[name] for name in parameters if name in heads or not name.startswith(VALUE_HEAD)}
     try:
-        learner.restore(heads | parameters)
+        restore_shared(learner, parameters_of(Path(path)))
     except CheckpointError as error:
         raise CheckpointError(
             f"init_from {path} does not fit: {error}; start with its model and learner.lora_* settings, or export it "
             "and give the directory as model"
         ) from error
+
+
+def restore_shared(learner: Any, parameters: Mapping[str, Tensor]) -> None:
+    """Restore parameters of a learner whose value heads may be others: those that both have, and all of the model."""
+    heads = {name: x for name, x in learner.snapshot().items() if name.startswith(VALUE_HEAD)}
+    shared = {name: parameters[name] for name in parameters if name in heads or not name.startswith(VALUE_HEAD)}
+    learner.restore(heads | shared)
 
 
 def inherit_keys(run: Path, settings: Mapping[str, Stated], *, is_composed: bool = False) -> dict[str, Stated]:

@@ -25,7 +25,8 @@ from gxpo.forest.records import load
 from gxpo.parts.definition import Stated
 from gxpo.sampling.rollouts.logged import LOGGED
 from gxpo.training import checkpoint, cluster, config
-from gxpo.training.directory import run_of
+from gxpo.training.directory import METRICS, run_of
+from gxpo.training.metrics import read as read_metrics
 from gxpo.training.models import pipelines
 from gxpo.training.start import read_verified_config
 from gxpo.training.verify_causes import explain, refused_support
@@ -152,11 +153,23 @@ def _verify(run: Path, steps: int, notify: Callable[[str], None]) -> Verificatio
             advice=f"rollouts are of steps {_join_steps(files)}, checkpoints of steps {_join_steps(versions[1:])}; "
             f"{SAVE_BOTH}",
         )
-    notify(f"loading {resolved.settings.model}")
-    weights = Weights(run, resolved, notify)
+    phase_of_step = {row["step"]: row.get("phase") for row in read_metrics(run / METRICS)}
     checked_steps = sorted({candidates[round(i * (len(candidates) - 1) / max(1, steps - 1))] for i in range(steps)})
-    checks, notes = [], list(weights.notes)
+    checks, notes = list[StepCheck](), list[str]()
+    weights, loaded = None, None
     for step in checked_steps if steps > 1 else candidates[-1:]:
+        # The learner of a step is that of its phase: value heads, objective and sampling may be others in the next one.
+        number = phase_of_step.get(step) if resolved.phases else None
+        if resolved.phases and number not in range(1, len(resolved.phases) + 1):
+            notes.append(
+                f"step {step}: metrics.jsonl does not say which phase it is of, so that its learner is unknown"
+            )
+            continue
+        if weights is None or number != loaded:
+            notify(f"loading {resolved.settings.model}" + ("" if number is None else f" as of phase {number}"))
+            weights, loaded = None, number  # the one before goes first: two might not fit into memory
+            weights = Weights(run, resolved if number is None else resolved.phases[number - 1], notify, number)
+            notes += [note for note in weights.notes if note not in notes]
         notify(f"step {step}")
         one = check_step(weights, step, load(files[step]))
         if isinstance(one, str):
@@ -185,8 +198,7 @@ def _resolve(keys: Mapping[str, Stated]) -> config.Resolved:
     if not pipelines.denoises(s.model) and resolved.method.likelihood is None:
         here |= {"sampling.engine": "torch", "sampling.engine_options": {}}
         here |= {k: None for k in ("sampling.servers", "sampling.engine_python")}
-    resolved = config.resolve({**keys, **{k: Stated(v, "verify") for k, v in here.items()}})
-    return resolved.phases[0] if resolved.phases else resolved
+    return config.resolve({**keys, **{k: Stated(v, "verify") for k, v in here.items()}})
 
 
 # ---------------------------------------------------------------- one step

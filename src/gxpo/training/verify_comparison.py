@@ -15,7 +15,7 @@ from gxpo.forest.forest import Forest
 from gxpo.training import checkpoint, config, setup
 from gxpo.training.directory import METRICS
 from gxpo.training.metrics import read as read_metrics
-from gxpo.training.start import parameters_of, start_from
+from gxpo.training.start import parameters_of, restore_shared, start_from
 
 # By dtype of the weights, in nats: a difference below the first is rounding; above the second, more than rounding ever
 # makes of equal programs. Between the two, twice the gap that the run itself saw in the step is allowed.
@@ -47,18 +47,32 @@ class Place:
 
 # ---------------------------------------------------------------- weights
 class Weights:
-    """The run's learner under any version of its weights that is there: that of a checkpoint, or the start's.
+    """The learner of a run, or of one of its phases, under any version of its weights that is there: that of a
+    checkpoint, or the start's.
 
-    notes  what could not be loaded
+    resolved  of the phase, of a run with phases;   number  of the phase, from 1; None: a run without
+    notes     what could not be loaded
     """
 
-    def __init__(self, run: Path, resolved: config.Resolved, notify: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self,
+        run: Path,
+        resolved: config.Resolved,
+        notify: Callable[[str], None] = lambda line: None,
+        number: int | None = None,
+    ) -> None:
         self.run, self.settings, self.notes = run, resolved.settings, list[str]()
         self.learner: Any = setup.policy_of(resolved, notify).learner
-        self.fingerprint_by_step = {row["step"]: row.get("weights_fingerprint") for row in read_metrics(run / METRICS)}
-        self.gaps = {row["step"]: row.get("sampler_gap") for row in read_metrics(run / METRICS)}
+        rows = read_metrics(run / METRICS)
+        # A fingerprint counts value heads, which the learner of another phase may not have.
+        of_phase = [row for row in rows if number is None or row.get("phase") == number]
+        self.fingerprint_by_step = {row["step"]: row.get("weights_fingerprint") for row in of_phase}
+        self.gaps = {row["step"]: row.get("sampler_gap") for row in rows}
         self.versions = set(checkpoint.steps(run))
         self._version: int | None = None
+        # A phase with `weights: reset` samples its first step with the weights of the start, whatever came before.
+        is_reset = resolved.phase is not None and resolved.phase.weights == "reset" and bool(of_phase)
+        self._reset_at = min(row["step"] for row in of_phase) - 1 if is_reset else None
         # Version 0: the model as it is loaded, with the parameters of another run where it began with those.
         if 0 not in self.versions:
             try:
@@ -75,15 +89,15 @@ class Weights:
 
     def use(self, version: int) -> str:
         """Load a version; "" or why its weights are not the recorded ones. CheckpointError where it is damaged."""
+        recorded_version, version = version, 0 if version == self._reset_at else version
         if version != self._version:
             if version == 0 and 0 not in checkpoint.steps(self.run):
                 self.learner.restore(self._start)
             else:
                 checkpoint.verify(checkpoint.at_step(self.run, version))
-                parameters = parameters_of(self.run, version)
-                self.learner.restore({name: parameters[name] for name in parameters})
+                restore_shared(self.learner, parameters_of(self.run, version))
             self._version = version
-        fingerprint = self.fingerprint_by_step.get(version)
+        fingerprint = self.fingerprint_by_step.get(version) if version == recorded_version else None
         if fingerprint is None or (number := self.learner.fingerprint()) == fingerprint:
             return ""
         return (

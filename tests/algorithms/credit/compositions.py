@@ -31,7 +31,7 @@ def composition(
             for home in (homes,) if isinstance(homes, str) else homes:
                 stated_values[home if home.startswith("credit.") else f"credit.{home}"] = value
         consumed = Keys({key: Stated(value, "test") for key, value in stated_values.items()})
-        credit = _credit(consumed, None)
+        credit = _credit(consumed)
         assert not consumed.leftover(), consumed.leftover()
         return credit
 

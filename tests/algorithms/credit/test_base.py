@@ -5,11 +5,13 @@ from __future__ import annotations
 import doctest
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 import pytest
 import torch
 from tests.algorithms.credit.compositions import anchor_state_credit
 
+import gxpo
 from gxpo.algorithms.credit import CreditSum, GroupRelative, advantage, length_weighted
 from gxpo.algorithms.credit.batch_whiten import batch_relative
 from gxpo.algorithms.credit.gae import Gae
@@ -17,6 +19,7 @@ from gxpo.algorithms.credit.risk_bundle import RiskBundle
 from gxpo.base.errors import ConfigError
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Credit
+from gxpo.parts.registry import CREDITS
 
 Grow = Callable[..., Forest]
 
@@ -34,6 +37,16 @@ ALL = [GroupRelative(), GroupRelative(scale="none"), GroupRelative(center="none"
        anchor_state_credit(), anchor_state_credit(center="none", scale="none")]  # fmt: skip
 
 
+CENTRED: list[dict[str, Any]] = [
+    {"scale": s} for s in ("none", "batch_std", "mean_absolute", "median_absolute", "mean")
+] + [{"center": "leave_one_out", "scale": "none"}, {"unit": "trajectory"}, {"ddof": 0}, {"weight": 0.5}]
+NOT_CENTRED: list[dict[str, Any]] = [
+    {"scale": "leave_one_out_std"}, {"center": "median"}, {"center": "none"}, {"center": "quantile"}, {"shift": -0.1},
+    {"center": "baseline", "scale": "none"}, {"value": "turn_rewards"}, {"value": "reward.form"}, {"unit": "token"},
+    {"unit": "step"}, {"group_by": ("batch",)}, {"group_by": ("group", "agent")}, {"bound": 1.0}, {"weight": -1.0},
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("part", ALL, ids=str)
 def test_every_credit_keeps_the_contract(part: Credit, grow: Grow) -> None:
     rows = [*CARD, ("b", 0.1, [2, 2], {"states": ["s0", "s0"]}), ("c", 0.7, [1]), ("c", 0.7, [4])]
@@ -48,6 +61,43 @@ def test_every_credit_keeps_the_contract(part: Credit, grow: Grow) -> None:
         [(g, r, [n]) for g, r, n in [("a", 0.1, 2), ("a", 0.1, 3), ("b", 0.7, 1), ("b", 0.7, 2), ("c", 0.3, 1)]]
     )
     assert bool(part(equal, {}, 0).any()) == part.learns_from_equal_groups
+
+
+def test_what_centres_outcomes_gives_the_score_less_the_mean_times_a_number(grow: Grow) -> None:
+    """Every registered part that says so, with its defaults; groups: a spread and unequal lengths, two members, equal
+    ones, and in each row 3 of a group is measured by the others alone."""
+    outcomes = {"a": [1.0, 0.0, 0.5, 1.0], "b": [0.25, 1.0], "c": [0.5, 0.5, 0.5, 0.5]}
+    rows = [(g, r, [2 + 3 * i]) for g, values in outcomes.items() for i, r in enumerate(values)]
+    forest = grow(rows)
+    is_compared = [i != 3 for values in outcomes.values() for i in range(len(values))]
+    forest = forest.replace(compared=torch.tensor(is_compared), success=torch.tensor([r for _, r, _ in rows]) > 0.6)
+    centring = [part for make in CREDITS.values() if (part := make()).centres_outcomes]
+    assert GroupRelative() in centring and len(centring) >= 2
+    for part in (*centring, *(GroupRelative(**options) for options in CENTRED), GroupRelative() + 2 * GroupRelative()):
+        assert part.centres_outcomes, part
+        method = gxpo.method("grpo", {"credit": part})
+        advantage_R = [
+            float(x[0]) for x in method.advantages(forest).split(torch.bincount(forest.path_trajectory).tolist())
+        ]
+        for g in outcomes:
+            compared = [(a, r) for a, (h, r, _), c in zip(advantage_R, rows, is_compared, strict=True) if h == g and c]
+            mean = sum(r for _, r in compared) / len(compared)
+            assert sum(a for a, _ in compared) == pytest.approx(0.0, abs=1e-9), (part, g)
+            ratios = [a / (r - mean) for a, r in compared if abs(r - mean) > 1e-9]
+            assert all(x > 0 and x == pytest.approx(ratios[0]) for x in ratios), (part, g)
+
+
+@pytest.mark.parametrize("options", NOT_CENTRED, ids=str)
+def test_other_baselines_promise_no_sum_of_zero(options: dict[str, Any]) -> None:
+    assert not GroupRelative(**options).centres_outcomes
+    assert not (GroupRelative() + GroupRelative(**options)).centres_outcomes
+
+
+def test_subclasses_and_negative_sums_promise_no_sum_of_zero() -> None:
+    assert not CREDITS["state_relative"](value="outcome", unit="trajectory").centres_outcomes
+    assert not CREDITS["diversity_adjusted"]().centres_outcomes
+    assert not (GroupRelative() * -1.0).centres_outcomes
+    assert not (GroupRelative() + advantage(length_weighted)).centres_outcomes
 
 
 def test_credits_add_and_scale(grow: Grow) -> None:

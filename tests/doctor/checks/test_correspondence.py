@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,3 +110,68 @@ def test_a_gap_of_old_rollouts_is_no_mismatch() -> None:
     assert diagnose(log("areal", **gap)).exit_code == 0
     assert diagnose(log("areal", **gap | {"staleness_mean": 0.0})).findings[0].ids == ("sampler_mismatch",)
     assert diagnose(log("areal", **gap | {"gap_kl": 0.1 + noise(0.01)})).findings[0].ids == ("sampler_mismatch",)
+
+
+def off_centre(source: str, credit: Mapping[str, Any], **row: Any) -> RunLog:
+    """A run that gains; in ten groups of scores 0 and 1 the advantages are 0 and 1.5, so that they add up to 3."""
+    rows = groups(10, 4, lambda g, m: {"completion": WORDS[m], "score": m % 2, "advantage": 1.5 * (m % 2), **row})
+    return log(source, {"credit": credit}, rollouts(rows), **healthy())
+
+
+def wrong_groups_in(run: RunLog) -> bool:
+    return any(f.ids[0] == "wrong_groups" for f in diagnose(run).findings)
+
+
+GROUP_MEAN = {"credit": "relative", "credit.center": "mean", "credit.value": "outcome", "credit.group_by": ["group"]}
+SILENT_CREDITS: dict[str, dict[str, Any]] = {
+    "imitation": {"credit": "constant_advantage", "credit.origin": "demonstration"},
+    "a value baseline": {"credit": "gae", "credit.lam": 0.9},
+    "a baseline signal": {**GROUP_MEAN, "credit.center": "baseline", "credit.scale": "none"},
+    "per token": {**GROUP_MEAN, "credit.unit": "token"},
+    "a shift": {**GROUP_MEAN, "credit.shift": -0.1},
+    "a sum with a constant": {**GROUP_MEAN, "credit.add.for_origin": "constant_advantage"},
+    "a user's function": {"credit": "no_such_file.py:advantage"},
+    "a user's value": {**GROUP_MEAN, "credit.value": "no_such_file.py:value"},
+    "a part of another version": {"credit": "no_such_part"},
+    "an option of another version": {**GROUP_MEAN, "credit.among": ["group"]},
+    "no credit on record": {},
+}
+
+
+def test_a_sum_that_the_credit_promises_is_missed_in_gxpo() -> None:
+    first = diagnose(off_centre("gxpo", GROUP_MEAN)).findings[0]
+    assert first.ids == ("wrong_groups",) and first.grade == "likely"
+    assert wrong_groups_in(off_centre("trl", {}))
+
+
+@pytest.mark.parametrize("kind", SILENT_CREDITS)
+def test_no_sum_is_missed_where_the_credit_promises_none(kind: str) -> None:
+    assert not wrong_groups_in(off_centre("gxpo", SILENT_CREDITS[kind]))
+
+
+def test_value_models_of_other_trainers_promise_no_sum() -> None:
+    run = off_centre("verl", {})
+    run.raw["critic/vf_loss"] = replace(run.series["loss"], key="critic/vf_loss")
+    assert not wrong_groups_in(run)
+
+
+def test_rollouts_outside_of_the_statistics_and_without_training_are_in_no_sum() -> None:
+    """Scores 0 1 with advantages -1 1, and a third rollout, a reference answer, of score 1 and advantage 4."""
+
+    def run(**of_the_third: Any) -> RunLog:
+        rows = groups(10, 3, lambda g, m: {"completion": WORDS[m], "score": m > 0, "advantage": [-1.0, 1.0, 4.0][m]})
+        changed = [{**row, **of_the_third} if row["advantage"] == 4.0 else row for row in rows]
+        return log("gxpo", {"credit": GROUP_MEAN}, rollouts(changed), **healthy())
+
+    assert wrong_groups_in(run())
+    assert not wrong_groups_in(run(compared=False))
+    assert not wrong_groups_in(run(advantage=np.nan))
+
+
+@pytest.mark.parametrize("credit, speaks", [(GROUP_MEAN, True), (SILENT_CREDITS["imitation"], False)])
+def test_advantages_against_the_scores_are_wrong_of_a_centred_credit_alone(
+    credit: dict[str, Any], speaks: bool
+) -> None:
+    rows = groups(10, 4, lambda g, m: {"completion": WORDS[m], "score": m % 2, "advantage": 1.0 - 2 * (m % 2)})
+    diagnosis = diagnose(log("gxpo", {"credit": credit}, rollouts(rows), **healthy()))
+    assert any(f.ids[0] == "advantage_sign" for f in diagnosis.findings) is speaks

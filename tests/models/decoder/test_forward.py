@@ -18,7 +18,7 @@ from transformers import (
 
 from gxpo.learning.torch import TorchLearner
 from gxpo.models.decoder.attention import Chain
-from gxpo.models.decoder.forward import Decoder
+from gxpo.models.decoder.forward import Decoder, near
 from gxpo.models.decoder.sampling import Branches, Prompts, Stepper
 
 SMALL = {
@@ -123,3 +123,19 @@ def test_token_by_token_is_what_the_whole_gives(name, attention, weights):
         cache = model(torch.tensor([[7, 8, 12, 16]]), use_cache=True).past_key_values
         for (keys, values), layer in zip(kept_columns, cache.layers, strict=True):
             assert torch.allclose(keys, layer.keys[0], atol=1e-4) and torch.allclose(values, layer.values[0], atol=1e-4)
+
+
+def test_rows_of_zeros_are_near_zeros_alone():
+    x = torch.tensor([[0.0, 0.0], [3.0, 4.0], [1.0, 0.0]])
+    assert near(x, x) and near(x + torch.tensor([[0.0], [1e-6], [1e-6]]), x)
+    moved = x + torch.tensor([[0.0], [1.0], [1.0]])
+    assert not near(moved, x) and not near(x, torch.zeros(3, 2)) and not near(x * torch.nan, x)
+
+
+def test_a_padding_row_of_zeros_is_no_other_model(recwarn):
+    """The first token of the probe is 7919 modulo the vocabulary: with zeros as its embedding all its states are 0."""
+    model = made("llama")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[7919 % model.config.vocab_size] = 0.0
+    assert Decoder.of(model) is not None
+    assert not [w for w in recwarn if "is run by transformers" in str(w.message)]

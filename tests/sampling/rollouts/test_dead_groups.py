@@ -263,7 +263,15 @@ def test_reflection_needs_a_store() -> None:
 
 def test_replays_stand_beside_whatever_was_attempted_again() -> None:
     part = Replay(
-        2, 2, "recent", 1, 4, retry_if="all_wrong", retry_with="hotter", keep="newest", options={"more": 3, "temperature": 2.0}
+        2,
+        2,
+        "recent",
+        1,
+        4,
+        retry_if="all_wrong",
+        retry_with="hotter",
+        keep="newest",
+        options={"more": 3, "temperature": 2.0},
     )
     train(part, ["a"], Heated({(1, "a"): [1, 0]}, 1))
     session = Heated({(2, "a"): [0, 0, 1, 0, 0]}, 2)

@@ -134,3 +134,22 @@ def test_directories_that_are_no_pipelines_are_refused_unloaded(tmp_path):
     (folder / "unet" / "config.json").write_text(json.dumps(config | {"_class_name": "UNet2DConditionModel"}))
     with pytest.raises(ModelError, match=r"UNet2DConditionModel is not supported: known are UNet2DModel"):
         pipelines.check(f"diffusers:{folder}")
+
+
+@pytest.mark.parametrize("data", ["digits", "letters"])
+def test_a_small_pipeline_is_made_once_for_each_kind_of_pictures(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(pipelines, "RECIPE", {**pipelines.RECIPE, "steps": 2})
+    monkeypatch.setattr(pipelines, "N_LETTERS", 20)
+    messages = []
+    name = f"diffusers:{data}"
+    model = pipelines.load(name, steps=4, cache=tmp_path, notify=messages.append)
+    again = pipelines.load(name, steps=4, cache=tmp_path, notify=messages.append)
+    assert messages == [f"flow matching of a small UNet on {data} (once, then cached)"]
+    assert (model.conditions, model.null, model.dimension, model.kind) == (10, 10, 64, "flow")
+    x, c, t = torch.zeros(1, 64), torch.tensor([3]), torch.tensor([0.5])
+    with torch.no_grad():
+        assert torch.equal(model.output(x, c, t), again.output(x, c, t))
+    assert [path.name.rpartition("-")[0] for path in tmp_path.iterdir()] == [f"diffusers-{data}"]
+    pipelines.check(name)
+    with pytest.raises(ModelError, match="name a pipeline's directory"):
+        pipelines.check(f"diffusers:{data}s")

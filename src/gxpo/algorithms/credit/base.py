@@ -27,6 +27,8 @@ class CreditPart(Part, ABC):
     requires  fields that the rollouts must carry ("states", "step_rewards", "forks", ...)
     provides  names of the targets that it hands over to terms of the objective
     learns_from_equal_groups  True if a group of equal scores may have an advantage other than 0
+    centres_outcomes  True if the advantages of a group's compared trajectories are their outcomes less the mean, times
+                      a number above 0 that is the group's: they add up to 0, whatever was sampled
     """
 
     slot = "credit"
@@ -35,6 +37,7 @@ class CreditPart(Part, ABC):
     needs: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
     learns_from_equal_groups: bool = False
+    centres_outcomes: bool = False
 
     @abstractmethod
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
@@ -83,6 +86,8 @@ class CreditSum(CreditPart):
         if len(target_names) > len(self.provides):
             raise ConfigError(f"two credits of a sum both hand over {', '.join(self.provides)}: leave one out")
         object.__setattr__(self, "learns_from_equal_groups", any(map(learns_from_equal_groups, self.parts)))
+        is_centred = all(CreditPart.hook(part, "centres_outcomes") for part in self.parts)
+        object.__setattr__(self, "centres_outcomes", is_centred and min(self.factors, default=0.0) > 0)
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         total = torch.zeros(forest.n_entries, dtype=torch.float64)

@@ -153,6 +153,9 @@ class DiversityAdjusted(Relative):
     needs = ("embedding",)
     learns_from_equal_groups = True
 
+    def is_centred(self) -> bool:
+        return False  # what is centred is the adjusted outcome, which no record has
+
     def values(self, forest: Forest, signals: Signals) -> tuple[Tensor, str]:
         group = forest.ids("group", axis="R")
         return diversity_adjusted(forest.outcome, signals["embedding"], group, forest.compared), "R"

@@ -275,6 +275,17 @@ class Relative(Statistic, Formula):
         # A name that several sources ask for is listed once, in the order of asking.
         object.__setattr__(self, "needs", tuple(dict.fromkeys(needs)))
         object.__setattr__(self, "requires", tuple(dict.fromkeys(requires)))
+        object.__setattr__(self, "centres_outcomes", self.is_centred())
+
+    def is_centred(self) -> bool:
+        """Return True if A is the outcome less the group's mean, times a number above 0 (`centres_outcomes`)."""
+        # A mean over steps or tokens weighs long trajectories more, and a bound cuts the large ones off.
+        is_of_groups = self.value == "outcome" and self.group_by == ("group",)
+        is_of_trajectories = is_of_groups and self.unit in ("own", "trajectory")
+        has_mean = self.center in ("mean", "leave_one_out") and self.shift == 0
+        # The std of the others differs from member to member.
+        has_one_scale = self.scale != "leave_one_out_std"
+        return is_of_trajectories and has_mean and has_one_scale and self.bound == math.inf and self.weight > 0
 
     def learns_from_equal(self) -> bool:
         # Equal outcomes leave differences in any other value, across groups, and against a baseline.

@@ -50,6 +50,9 @@ class StateRelative(StateKeyed, Relative):
     discount: Annotated[float, Interval(ge=0, le=1)] = 0.95
     history: Annotated[int, Interval(ge=0)] = 0
 
+    def is_centred(self) -> bool:
+        return False  # peers are steps from one state, not a group's trajectories
+
     def learns_from_equal(self) -> bool:
         """Return True if nothing is centred or scaled; the published recipes drop groups of equal outcomes."""
         return self.center == "none" and self.scale == "none"

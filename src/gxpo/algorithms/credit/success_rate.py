@@ -53,7 +53,7 @@ def difficulty_weighted(
 
 
 # ---------------------------------------------------------------- MAPO
-@part("mixed_scale", stage="credit")
+@part("mixed_scale", stage="credit", centres_outcomes=True)
 def mixed_scale(
     outcome: Tensor, group: Tensor, rate: Tensor, where: Tensor | None = None, *, ddof: int = 1, eps: float = 1e-6
 ) -> Tensor:

@@ -59,6 +59,7 @@ def _steps_of_fall(values: Floats, start: float, low: float) -> int:
         "kl_too_high",
         *SAMPLER,
     ),
+    of_training=True,
 )
 def lr_too_high(log: RunLog) -> Finding | None:
     score = log.trend("reward")

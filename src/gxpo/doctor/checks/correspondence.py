@@ -13,20 +13,6 @@ from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.series import trend
 from gxpo.doctor.sickness import finding, sickness
 
-# compositions of gxpo whose advantages are the score less its group's mean; others have baselines of their own
-GROUP_MEAN = ("grpo", "dr_grpo", "dapo", "gspo", "gmpo", "cispo", "rloo")
-POSITIVE_ONLY = (
-    "psr",
-    "gpg",
-    "raft",
-    "rest_em",
-    "gvpo",
-    "luffy",
-    "disco",
-    "ppo",
-    "gae",
-)  # advantages need no mean of 0
-
 GAPS = ("gap_mean", "gap_probability", "gap_kl", "gap_max", "gap_pearson", "gap_ratio")
 USUAL = {
     "gap_mean": 0.05,
@@ -35,6 +21,7 @@ USUAL = {
 }  # nats, probability: above what bfloat16 engines show when in step
 MOST_KL = 20.0  # nats a token: more than the first updates bring about
 FAR = 0.1  # nats a token that a step moves the policy from where it sampled; 1e-3 to 1e-2 is usual
+OFF_CENTRE = 0.25  # root mean square of the groups' mean advantage / that of all, above which they do not add up to 0
 SHIFTED = {"gap_mean": 0.5, "gap_probability": 0.2, "gap_kl": 0.5}
 
 
@@ -47,8 +34,6 @@ SHIFTED = {"gap_mean": 0.5, "gap_probability": 0.2, "gap_kl": 0.5}
     follows=(),
 )
 def wrong_groups(log: RunLog) -> Finding | None:
-    if str(log.setting("method") or "").startswith(POSITIVE_ONLY):
-        return None
     if log.has("advantage_min", "advantage_mean", "reward"):
         # metrics alone: the mean advantage of a step equals its mean reward, step by step
         steps = set(log.steps("advantage_mean").tolist()) & set(log.steps("reward").tolist())
@@ -78,7 +63,9 @@ def wrong_groups(log: RunLog) -> Finding | None:
         )
     # with groups made of equal prompts, two groups of one prompt merge: their means are not the trainer's
     advantages = None if log.facts is None else log.facts.advantages
-    if advantages is None or log.facts is None or log.facts.r.grouped_by == "prompt" or not _by_group_mean(log):
+    if advantages is None or log.facts is None or log.facts.r.grouped_by == "prompt":
+        return None
+    if not (advantages.raw or advantages.off_centre > OFF_CENTRE) or not log.centres_outcomes:
         return None
     line = (
         f"root mean square of the groups' mean advantage / that of all advantages = {advantages.off_centre:.2f}; "
@@ -93,7 +80,7 @@ def wrong_groups(log: RunLog) -> Finding | None:
             line,
             examples=log.facts.examples(log.facts.members[0]),
         )
-    if advantages.off_centre > 0.25 and advantages.correlation > 0.2:
+    if advantages.correlation > 0.2:
         return finding(
             "wrong_groups",
             "critical",
@@ -103,11 +90,6 @@ def wrong_groups(log: RunLog) -> Finding | None:
             examples=log.facts.examples(log.facts.members[0]),
         )
     return None
-
-
-def _by_group_mean(log: RunLog) -> bool:
-    """True if the run's method makes advantages relative to the group's mean; other trainers always do."""
-    return log.source != "gxpo" or str(log.setting("method") or "").split("+")[0].split("@")[0] in GROUP_MEAN
 
 
 @sickness(
@@ -127,10 +109,12 @@ def _by_group_mean(log: RunLog) -> bool:
         "non_finite",
         *SAMPLER,
     ),
+    of_training=True,
 )
 def advantage_sign(log: RunLog) -> Finding | None:
     advantages = None if log.facts is None else log.facts.advantages
-    if advantages is not None and log.facts is not None and advantages.groups >= 5:
+    is_odd = advantages is not None and advantages.groups >= 5 and advantages.correlation < 0.2
+    if advantages is not None and log.facts is not None and is_odd and log.centres_outcomes:
         line = f"correlation of advantage and score within {advantages.groups} groups: {advantages.correlation:.2f}"
         examples = log.facts.examples(log.facts.members[0])
         if advantages.correlation < -0.5:
@@ -142,7 +126,7 @@ def advantage_sign(log: RunLog) -> Finding | None:
                 line,
                 examples=examples,
             )
-        if abs(advantages.correlation) < 0.2 and _by_group_mean(log):
+        if advantages.correlation > -0.2:
             return finding(
                 "advantage_sign",
                 "critical",
@@ -306,6 +290,7 @@ def _far_at_first(log: RunLog) -> Finding | None:
     "gap of sampler and learner grows from about 0; rollouts do not follow the policy",
     needs=(*GAPS, "staleness_mean"),
     follows=("recorded_logprobs",),
+    of_training=True,
 )
 def stale_sampler(log: RunLog) -> Finding | None:
     if logprob_shift(log) is not None:
@@ -416,6 +401,7 @@ def sampler_mismatch(log: RunLog) -> Finding | None:
     "falls",
     needs=("clip_fraction", "ratio_max"),
     follows=("stale_sampler", "sampler_mismatch", "logprob_shift"),
+    of_training=True,
 )
 def too_off_policy(log: RunLog) -> Finding | None:
     shares = log.values("clip_fraction")  # after a collapse nothing is clipped any more

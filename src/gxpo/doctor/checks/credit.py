@@ -394,6 +394,7 @@ def _is_unmoved(log: RunLog, step: int) -> bool:
     "p^G + (1 - p)^G of the groups have no signal although the policy is neither always right nor always wrong",
     needs=("zero_signal", "rollouts"),
     follows=("wrong_groups",),
+    of_training=True,
 )
 def group_too_small(log: RunLog) -> Finding | None:
     size = log.group_size

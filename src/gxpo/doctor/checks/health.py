@@ -28,6 +28,7 @@ Condition = Callable[[RunLog], bool]
     "reward and evaluations level or falling over 20 steps and more, far from the top, where a gain of an eighth of "
     "the range would have been seen; told only where no cause is",
     needs=("reward", "success"),
+    of_training=True,
 )
 def no_gain(log: RunLog) -> Finding | None:
     name = _score(log)

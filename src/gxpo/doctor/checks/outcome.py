@@ -11,7 +11,7 @@ from gxpo.doctor.checks.collapse import is_token, is_torn, pays_a_token, shrinks
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.rollout_answers import CORRECT, STYLE
 from gxpo.doctor.runlog import RunLog
-from gxpo.doctor.series import CERTAIN, certain, trend
+from gxpo.doctor.series import CERTAIN, certain, has_stopped, trend
 from gxpo.doctor.sickness import finding, sickness
 
 LEAST = 12  # steps below which a direction is not judged
@@ -27,6 +27,7 @@ JUDGES = re.compile(r"judge|reward_?model|\brm\b", re.I)  # names of reward func
     "score of the training judge rises while the held-out panel's, the verdicts or held-out accuracy fall; or they do "
     "not rise and the share of credited answers that the panel rejects does",
     needs=(JUDGE, "component/NAME"),
+    of_training=True,
 )
 def judge_hacked(log: RunLog) -> Finding | None:
     judge = next((f"component/{name}" for name in log.components() if JUDGES.search(name)), JUDGE)
@@ -78,6 +79,7 @@ def judge_hacked(log: RunLog) -> Finding | None:
         "too_off_policy",
         "non_finite",
     ),
+    of_training=True,
 )
 def entropy_collapse(log: RunLog) -> Finding | None:
     entropy, reward = log.values("entropy"), log.values("reward")
@@ -141,7 +143,8 @@ def entropy_collapse(log: RunLog) -> Finding | None:
     is_gone = silent_share > 0.8 or end < min(0.06 * begin, CERTAINTY)
     # gone by the middle of a run that gains nothing more, far below its top: what there was to gain was given up early
     middle = float(np.median(entropy[len(entropy) // 3 : len(entropy) // 2]))
-    is_early = middle < 0.1 * begin and log.last("reward") < 0.75 * max(log.top_reward, 1.0) and _has_stopped(log)
+    stopped = has_stopped(log.values("reward"), log.values(log.evaluation or "eval/accuracy"))
+    is_early = middle < 0.1 * begin and log.last("reward") < 0.75 * max(log.top_reward, 1.0) and stopped
     if solved is not None and not has_lost_tasks and not log.falls("reward") and not is_gone and not is_early:
         return None
     # a run that still gains late has not collapsed
@@ -165,13 +168,6 @@ def entropy_collapse(log: RunLog) -> Finding | None:
         if solved is not None
         else "",
     )
-
-
-def _has_stopped(log: RunLog) -> bool:
-    """True if in the second half of the run the reward does not rise, nor evaluations that are enough to tell."""
-    reward, held_out = (log.values(name) for name in ("reward", log.evaluation or "eval/accuracy"))
-    late, late_held_out = (trend(values[len(values) // 2 :]) for values in (reward, held_out))
-    return late is not None and not late.rises and (late_held_out is None or not late_held_out.rises)
 
 
 @dataclass(frozen=True)
@@ -224,6 +220,7 @@ def line(log: RunLog, name: str) -> tuple[float, float]:
     "length and reward within groups above 0.5",
     needs=("length",),
     follows=("judge_hacked",),
+    of_training=True,
 )
 def length_hack(log: RunLog) -> Finding | None:
     if log.n_steps < LEAST or not log.has("length", "reward"):
@@ -264,6 +261,7 @@ def length_hack(log: RunLog) -> Finding | None:
     "length below 35% of its start, total reward not falling, correctness or evaluation falling",
     needs=("length",),
     follows=("lr_too_high", "reward_sign", "advantage_sign"),
+    of_training=True,
 )
 def length_collapse(log: RunLog) -> Finding | None:
     if log.n_steps < LEAST:
@@ -311,6 +309,7 @@ def length_collapse(log: RunLog) -> Finding | None:
     "total and one component rise, correctness does not; share of the within-group variance by component",
     needs=("component/NAME",),
     follows=("reward_sign", "judge_hacked"),
+    of_training=True,
 )
 def component_dominates(log: RunLog) -> Finding | None:
     names = log.components()
@@ -373,6 +372,7 @@ def component_dominates(log: RunLog) -> Finding | None:
     "KL grows more than tenfold and past 1 nat a token while reward or evaluation falls",
     needs=("kl",),
     follows=("lr_too_high", "too_off_policy", "reward_noise", "stale_sampler", "length_hack", "non_finite"),
+    of_training=True,
 )
 def kl_runaway(log: RunLog) -> Finding | None:
     kl = log.values("kl")
@@ -409,6 +409,7 @@ def kl_runaway(log: RunLog) -> Finding | None:
     "training reward gains significantly, evaluations do not although they could have shown it",
     needs=("eval/accuracy", "eval/reward"),
     follows=("duplicate_prompts",),
+    of_training=True,
 )
 def memorising(log: RunLog) -> Finding | None:
     name = log.evaluation
@@ -478,7 +479,6 @@ def memorising(log: RunLog) -> Finding | None:
         )
     # answers that grow with a reward that held-out ones do not earn are paid for their length
     grows = not has_many_passes and log.rises("length") and log.last("length") > 1.5 * log.first("length")
-    further_ids = ["duplicate_prompts"] if has_many_passes else []
     if not has_many_passes and shrinks and change < 2 * error:
         return finding(
             ["length_collapse", "memorising"],
@@ -489,7 +489,7 @@ def memorising(log: RunLog) -> Finding | None:
             log.quote("length"),
         )
     return finding(
-        ["length_hack", "memorising"] if grows else ["memorising", *further_ids],
+        ["length_hack", "memorising"] if grows else ["memorising", *(["duplicate_prompts"] if has_many_passes else [])],
         "critical" if change < -2 * error else "warning",
         "likely" if has_many_passes or change < 0 else "possible",
         "the reward rises with the length of the answers, and held-out answers get no better: it pays for length"

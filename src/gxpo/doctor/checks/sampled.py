@@ -134,6 +134,7 @@ def nothing_trained(log: RunLog) -> bool:
     "gradient norm 0 in steps whose groups have spread; or the loss keeps no rollout",
     needs=("grad_norm", "kept"),
     follows=("no_eos", "lr_too_high", "entropy_collapse", "missing_scores"),
+    of_training=True,
 )
 def all_masked(log: RunLog) -> Finding | None:
     if log.is_zero("kept") and len(log.values("kept")) >= 3:

@@ -113,6 +113,7 @@ def _unfinished_warmup(log: RunLog) -> bool:
     "printed rate below 1e-7 or still warming up; reward, entropy and length keep one level, KL below 1e-3",
     needs=("lr", "reward"),
     follows=("all_right", "group_too_small"),
+    of_training=True,
 )
 def lr_too_low(log: RunLog) -> Finding | None:
     flat, evidence = policy_at_rest(log)
@@ -167,6 +168,7 @@ def lr_too_low(log: RunLog) -> Finding | None:
     "and KL or ratio stay exactly at rest",
     needs=("weights_crc", "weights_moved", "grad_norm"),
     follows=("all_right", "group_too_small"),
+    of_training=True,
 )
 def weights_do_not_move(log: RunLog) -> Finding | None:
     if not has_gradient(log) or log.is_silent:
@@ -331,6 +333,7 @@ def strong_kl(log: RunLog) -> float | None:
     "that is twice as large as the rewards differ",
     needs=("kl", "kl_coef", "kl_charge"),
     follows=(),
+    of_training=True,
 )
 def kl_too_high(log: RunLog) -> Finding | None:
     if (outweighed := _find_outweighed(log)) is not None:
@@ -384,6 +387,7 @@ def _find_outweighed(log: RunLog) -> Finding | None:
     "non-finite loss or gradient norm in the last steps, steps skipped for it, or an infinite reward",
     needs=("loss", "grad_norm", "nonfinite_steps", "reward"),
     follows=(),
+    of_training=True,
 )
 def non_finite(log: RunLog) -> Finding | None:
     for name in ("loss", "grad_norm"):

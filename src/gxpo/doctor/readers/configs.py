@@ -84,9 +84,9 @@ def from_settings(settings: Mapping[str, Any]) -> Table | None:
     # the model's type among settings of training
     if any(key in settings for key in _MODEL) and max(_own_counts(settings).values()) < 2:
         return None
-    # wandb's config.yaml has each value under "value"
+    # wandb's config.yaml has each value under "value"; beside a `credit` the key `credit.value` is another setting
     settings = {
-        _VALUE.sub(r"\1", key): setting
+        key if key.partition(".")[0] in settings else _VALUE.sub(r"\1", key): setting
         for key, setting in settings.items()
         if not key.startswith(("_wandb", "wandb_version"))
     }
@@ -213,10 +213,16 @@ def _verl(settings: Mapping[str, Any], out: dict[str, Any]) -> None:
 
 
 def _gxpo(settings: Mapping[str, Any], out: dict[str, Any]) -> None:
-    """Add gxpo's settings that take several keys: scale, LoRA."""
+    """Add gxpo's settings that take several keys: scale, LoRA, the keys of the credit; and its update."""
     scale = value(settings, "credit.scale")
     if scale is not None:
         out["scale"] = {"std": "group", "true": "group", "batch_std": "batch"}.get(str(scale).lower(), str(scale))
+    # with a KL in the reward, credit is made of a score that no record has
+    if settings.get("credit") and settings.get("objective.kl.place") != "reward":
+        credit = {k: v for k, v in settings.items() if k == "credit" or k.startswith("credit.")}
+        # runs from before `group_by` had that name
+        out["credit"] = {re.sub(r"\.among$", ".group_by", k): v for k, v in credit.items()}
+    out["update"] = settings.get("update")  # the key itself: a longer one that ends in it is another's
     rank = value(settings, "learner.lora_rank")
     if isinstance(rank, (int, float)):
         out["lora"] = rank > 0

@@ -132,7 +132,7 @@ function besideGroup(g) { // rollouts of the other run or checkpoint on this tas
   if (!B.count[g]) return el('p', {class: 'flag'}, `No rollout of this task in ${of}.`);
   const list = B.rollouts[g], summary = `${of}: ${plural(B.count[g], 'rollout')}, mean reward ${there(g) === null ? 'unknown' : num(there(g), 4)}` + (Number.isNaN(gap(g)) ? '' : `; here ${num(G.mean(g), 4)}, ${signed(gap(g))}`);
   return el('details', {open: true, class: 'there'}, el('summary', {}, summary), list.length < B.count[g] ? el('p', {class: 'soft'}, `${list.length} of them, from the best to the worst`) : null,
-    list.map(x => el('div', {class: 'turn'}, el('p', {class: 'facts'}, el('span', {}, 'reward ' + (x.reward === null ? 'unscored' : num(x.reward, 5)))), el('div', {class: 'text', dir: 'auto'}, plain(x.text)))));
+    list.map(x => el('div', {class: 'turn'}, el('p', {class: 'facts'}, el('span', {}, 'reward ' + (x.reward === null ? 'unscored' : num(x.reward, 5)))), x.made ? el('p', {class: 'made'}, pictured(x.made)) : null, el('div', {class: 'text', dir: 'auto'}, plain(x.text)))));
 }
 function pictured(text) { // a text with the pictures that it names
   return text.split(/(<image [0-9a-f]{8}>)/).map(x => D.pictures[x] ? el('img', {class: 'shown', src: D.pictures[x], alt: x, title: x}) : x);
@@ -180,13 +180,14 @@ function rollout(r) {
       facts.length ? el('p', {class: 'facts'}, facts.map(f => el('span', {}, f))) : null,
       seenText ? el('pre', {class: 'seen', dir: 'auto'}, pictured(seenText)) : null,
       el('div', {class: 'beside', style: `--n:${beside.length}`}, beside.map(x => el('div', {class: 'text', role: 'group', 'aria-label': `tokens of ${turnName(s)} under ${x.name}`, dir: 'auto'},
-        beside.length > 1 ? el('span', {class: 'of'}, x.name) : null, list.slice(0, budget).map(p => token(x, r, s, p)), list.length > budget ? el('span', {class: 'soft'}, ` and ${list.length - budget} more tokens`) : null)))));
+        beside.length > 1 ? el('span', {class: 'of'}, x.name) : null, list.slice(0, budget).map((p, i) => [token(x, r, s, p), patchGap(p, i)]), list.length > budget ? el('span', {class: 'soft'}, ` and ${list.length - budget} more tokens`) : null)))));
     budget -= list.length;
   }
   return el('section', {class: 'rollout' + (r === state.r ? ' on' : ''), id: 'r' + r},
     el('h3', {on: {click: () => choose({r, s: R.step(r), p: S.entry(R.step(r))})}}, rname(r), el('span', {class: 'soft'}, '  reward ' + (Number.isNaN(R.reward(r)) ? 'unscored' : num(R.reward(r), 5))), ' ',
-      beside.map(x => [beside.length > 1 ? el('span', {class: 'soft'}, ' ' + x.name + ' ') : ' ', tone(advantageOf(x, r), scaleOf(x, 'credit'))])), blocks);
+      beside.map(x => [beside.length > 1 ? el('span', {class: 'soft'}, ' ' + x.name + ' ') : ' ', tone(advantageOf(x, r), scaleOf(x, 'credit'))])), R.made[r] ? el('p', {class: 'made'}, pictured(R.made[r])) : null, blocks);
 }
+const patchGap = (p, i) => !D.side ? null : (i + 1) % D.side ? ' '.repeat(Math.max(1, 4 - word(p).length)) : '\n'; // patches of a picture stand as they do in it
 function token(m, r, s, p) {
   const [x, shadeOf] = look(m, s, p), said = word(p);
   const kids = state.numbers && !Number.isNaN(x) ? [el('span', {}, plain(said)), el('small', {}, signed(x, 2))] : [plain(said)];

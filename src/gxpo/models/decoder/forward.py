@@ -266,11 +266,14 @@ def with_window(causal: Any, window: int | None) -> Iterator[None]:
 def near(x: Tensor, y: Tensor) -> bool:
     """Return True if rows [n, H] differ only by rounding: most of them by less than half of their digits.
 
-    In float64 by 1e-6: parts of transformers' models (softmax, routers) always compute in float32.
+    In float64 by 1e-6: parts of transformers' models (softmax, routers) always compute in float32. A row of zeros, as
+    of a padding id's embedding, differs from anything but zeros.
     """
     tolerance = max(torch.finfo(y.dtype).eps, 1e-12) ** 0.5
     x, y = to_host_float64(with_zeros(x)), to_host_float64(with_zeros(y))
-    return bool(((x - y).norm(dim=1) / y.norm(dim=1)).median() <= tolerance)
+    distance = (x - y).norm(dim=1)
+    # 0 / 0 would make the median nan, and equal models different
+    return bool(torch.where(distance == 0, 0.0, distance / y.norm(dim=1)).median() <= tolerance)
 
 
 def with_zeros(logits: Tensor) -> Tensor:

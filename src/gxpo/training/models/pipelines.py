@@ -1,4 +1,4 @@
-"""Pipelines of diffusers as denoising policies: `model: diffusers:DIRECTORY`, and a small one of digits.
+"""Pipelines of diffusers as denoising policies: `model: diffusers:DIRECTORY`, and small ones of digits and of letters.
 
 A directory has `unet` or `transformer` with its config.json, and `scheduler`, as `save_pretrained` of a pipeline writes
 them; with `vae`, latents are decoded by it to be seen. Its scheduler gives the levels alone: the noise of the steps is
@@ -18,15 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from gxpo.base.errors import ModelError, need
+from gxpo.environments.tasks import letters
 from gxpo.models.cache import cache_directory, code_of, put
 from gxpo.models.denoising import Denoiser
 from gxpo.training.models import flow
 
 NAME = "diffusers:"
-DIGITS = "digits"  # the model that is made here
 NETWORKS = {"UNet2DModel": "unet", "DiTTransformer2DModel": "transformer", "Transformer2DModel": "transformer"}
 STEPS = 10
 RECIPE: Mapping[str, Any] = {"batch": 64, "steps": 400, "lr": 4e-3, "unconditional": 0.1}
+N_LETTERS = 2000
 
 
 class PipelineModel(Denoiser):
@@ -154,6 +155,11 @@ def is_pipeline(name: str) -> bool:
     return name.startswith(NAME)
 
 
+def is_made_here(name: str) -> bool:
+    """Return True for `diffusers:digits` and `diffusers:letters`."""
+    return is_pipeline(name) and name.removeprefix(NAME) in DATA
+
+
 def denoises(name: str) -> bool:
     """Return True if a model name is of a denoising model: a pipeline, or gxpo's own flow."""
     return is_pipeline(name) or flow.is_flow(name)
@@ -161,7 +167,7 @@ def denoises(name: str) -> bool:
 
 def check(name: str) -> None:
     """Raise ModelError for a directory that is no pipeline that can be trained; nothing of it is loaded."""
-    if name != NAME + DIGITS:
+    if not is_made_here(name):
         components_of(Path(name.removeprefix(NAME)))
 
 
@@ -187,17 +193,18 @@ def components_of(directory: Path) -> tuple[Path, str, Path]:
 def directory_of(
     name: str, cache: str | os.PathLike[str] | None = None, notify: Callable[[str], None] = lambda line: None
 ) -> Path:
-    """Directory of a pipeline by its model name; that of digits is made where it is not there."""
-    return digits_directory(cache, notify) if name == NAME + DIGITS else Path(name.removeprefix(NAME))
+    """Directory of a pipeline by its model name; those of digits and of letters are made where they are not there."""
+    own_name = name.removeprefix(NAME)
+    return made_directory(own_name, cache, notify) if is_made_here(name) else Path(own_name)
 
 
 def load(
     name: str, *, steps: int | None = None, guidance: float = 1.0, null: int | None = None, dtype: str = "float32",
     cache: str | os.PathLike[str] | None = None, notify: Callable[[str], None] = lambda line: None,
 ) -> PipelineModel:  # fmt: skip
-    """Load a pipeline from its directory, or `diffusers:digits`, which is made on the first call and then cached."""
+    """Load a pipeline from its directory; those of digits and letters are made on the first call and then cached."""
     diffusers: Any = need("diffusers", "diffusers")
-    is_own, directory = name == NAME + DIGITS, directory_of(name, cache, notify)
+    is_own, directory = is_made_here(name), directory_of(name, cache, notify)
     folder, kind, scheduler_folder = components_of(directory)
     network = getattr(diffusers, kind).from_pretrained(folder, use_safetensors=True)
     config = json.loads((scheduler_folder / "scheduler_config.json").read_text(encoding="utf-8"))
@@ -249,9 +256,28 @@ def save(model: PipelineModel, source: Path, target: Path) -> None:
     network.save_pretrained(target / folder.name, safe_serialization=True)
 
 
-# ---------------------------------------------------------------- the model of digits
-def digits_directory(cache: str | os.PathLike[str] | None, notify: Callable[[str], None]) -> Path:
-    """Directory of a small UNet that was trained by flow matching on scikit-learn's 8 x 8 digits, made once."""
+# ---------------------------------------------------------------- the models of digits and of letters
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """Pixels [n, 64] in [-1, 1], of 16 grey levels, and classes [n] of scikit-learn's digits."""
+    datasets: Any = need("sklearn.datasets", "diffusers")
+    pixels, classes = datasets.load_digits(return_X_y=True)
+    return pixels / 8 - 1, classes
+
+
+def drawn_letters() -> tuple[np.ndarray, np.ndarray]:
+    """Pixels [n, 64] in [-1, 1] and classes [n] of letters that Pillow draws."""
+    pixels, classes, _ = letters.draw_letters(N_LETTERS)
+    return 2 * pixels.reshape(N_LETTERS, -1) - 1, classes
+
+
+DATA: Mapping[str, Callable[[], tuple[np.ndarray, np.ndarray]]] = {"digits": digits, "letters": drawn_letters}
+
+
+def made_directory(data: str, cache: str | os.PathLike[str] | None, notify: Callable[[str], None]) -> Path:
+    """Directory of a small UNet that was trained by flow matching on 8 x 8 pictures of ten classes, made once.
+
+    data  "digits" or "letters"
+    """
     import hashlib
 
     diffusers: Any = need("diffusers", "diffusers")
@@ -259,11 +285,13 @@ def digits_directory(cache: str | os.PathLike[str] | None, notify: Callable[[str
     for part in (json.dumps(dict(RECIPE)).encode(), torch.__version__.encode(), diffusers.__version__.encode()):
         digest.update(part)
     digest.update(code_of(Path(__file__)))
-    target = cache_directory(cache) / f"diffusers-digits-{digest.hexdigest()}"
+    if data == "letters":
+        digest.update(need("PIL", "diffusers").__version__.encode() + code_of(Path(letters.__file__)))
+    target = cache_directory(cache) / f"diffusers-{data}-{digest.hexdigest()}"
     if not target.is_dir():
-        notify("flow matching of a small UNet on digits (once, then cached)")
+        notify(f"flow matching of a small UNet on {data} (once, then cached)")
         network, scheduler = small_network(), diffusers.FlowMatchEulerDiscreteScheduler()
-        warm_up(network)
+        warm_up(network, *DATA[data](), RECIPE)
 
         def fill(folder: Path) -> None:
             network.save_pretrained(folder / "unet", safe_serialization=True)
@@ -285,11 +313,11 @@ def small_network(seed: int = 0) -> Any:
         )  # fmt: skip
 
 
-def warm_up(network: nn.Module, recipe: Mapping[str, Any] = RECIPE, seed: int = 0) -> None:
-    """Train a class-conditional network by flow matching on digits, 16 grey levels scaled to [-1, 1]."""
-    datasets: Any = need("sklearn.datasets", "diffusers")
-    pixels, labels = datasets.load_digits(return_X_y=True)
-    data = torch.tensor(pixels / 8 - 1, dtype=torch.float32).view(-1, 1, 8, 8)
+def warm_up(
+    network: nn.Module, pixels: np.ndarray, labels: np.ndarray, recipe: Mapping[str, Any], seed: int = 0
+) -> None:
+    """Train a class-conditional network by flow matching on pictures: pixels [n, 64] in [-1, 1], labels [n]."""
+    data = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8)
     classes, n = torch.tensor(labels), recipe["batch"]
     optimizer, random = torch.optim.AdamW(network.parameters(), lr=recipe["lr"]), torch.Generator().manual_seed(seed)
     network.train()
