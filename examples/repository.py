@@ -1,6 +1,7 @@
 """Small repositories for repository.yaml, each with one faulty line: ten kinds of functions, eight constants, three
 faults of each."""
 
+import ast
 import random
 
 from gxpo.environments.envs.repository import Repo, Repository
@@ -14,11 +15,19 @@ KINDS = {
     "line": ("x", "{k} times x, plus 1", "{k} * x + 1", ("{k} * x - 1", "{k} * x", "x + {k}"), "4", ("0", "9")),
     "most": ("x", "x, at most {k}", "min(x, {k})", ("max(x, {k})", "x", "min(x, 0)"), "99", ("-4", "200", "1")),
     "least": ("x", "x, at least {k}", "max(x, {k})", ("min(x, {k})", "x", "max(x, 0)"), "-9", ("-50", "99", "1")),
-    "above": ("x", "whether x is above {k}", "x > {k}", ("x < {k}", "x == {k}", "{k} < 0"), "50", ("-1", "12", "{k}")),
+    "above": ("x", "whether x is above {k}", "x > {k}", ("x < {k}", "x == {k}", "x"), "50", ("12", "{k}", "{k} + 1")),
     "first": ("s", "the first {k} of s", "s[:{k}]", ("s[{k}:]", "s[:1]", "s[-{k}:]"), A, (Z,)),
-    "last": ("s", "the last {k} of s", "s[-{k}:]", ("s[:{k}]", "s[{k}:]", "s[-1:]"), A, (Z,)),
+    "last": ("s", "the last {k} of s", "s[-{k}:]", ("s[:{k}]", "s[{k}:]", "s[-1:]"), A, (Z, "'lm'")),
     "repeat": ("s", "s, {k} times", "s * {k}", ("s + 's'", "s", "s[:{k}]"), "'ab'", ("'c'", "'de'")),
 }  # fmt: skip
+VERDICTS: dict[tuple[str, tuple[str, ...]], list[bool]] = {}
+
+
+def _parses(text: str) -> bool:
+    try:
+        return bool(ast.parse(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
 
 
 class Bugs(Repository):
@@ -38,6 +47,18 @@ class Bugs(Repository):
             "test_f.py": f"from f import f\n\ndef test_f():\n    {visible}\n",
         }
         return Repo(files, "f.py", ("test_f.py",), tuple(tests), f"f does not return {purpose}.")
+
+    def content(self, seed: int) -> str:
+        """Return the comment: a function that is held out is held out with all its faults."""
+        return self.repository(seed).files["f.py"].split("\n")[0].removeprefix("# ")
+
+    def judge(self) -> list[bool]:
+        """Return the verdicts; the sandbox runs each function once, and none that is no Python."""
+        assert self._repo is not None
+        key = text, tests = self._files["f.py"], self._repo.hidden
+        if key not in VERDICTS:
+            VERDICTS[key] = super().judge() if _parses(text) else [False] * len(tests)
+        return VERDICTS[key]
 
     def expert(self) -> str:
         """Return the next action of somebody who reads the file, writes its line anew, and is done."""

@@ -184,4 +184,4 @@ def test_the_example_is_an_environment_whose_expert_mends_it():
     env = example.Bugs()
     env.reset(5)
     contents = {env.content(seed) for seed in range(200)}
-    assert len(contents) > 100
+    assert len(contents) > 60 and all("return" not in content for content in contents)
