@@ -184,15 +184,15 @@ vector("reinforce_pp_baseline", "rule: a group of one has a = 0", "1 1 0", "0 1 
     "z_k = (r_k - mean_g) / (std_g + eps); s = sum_k w_k z_k; A = s normalised over "
     "the batch: (s - mean) / (std + eps) over trajectories, (s - mean) / sqrt(var + 1e-8) over tokens",
     "order relabel",
-    notes="over='trajectories' is TRL's and NeMo's, over='tokens' verl's; ddof 1 throughout",
-    over="trajectories",
+    notes="batch_unit='trajectories' is TRL's and NeMo's, batch_unit='tokens' verl's; ddof 1 throughout",
+    batch_unit="trajectories",
     ddof=1,
     eps=1e-4,
 )
 def gdpo_multi(
     rewards: Rewards,
     groups: Groups,
-    over: str,
+    batch_unit: str,
     ddof: int,
     eps: Fraction,
     components: Sequence[Sequence[Any]],
@@ -203,11 +203,11 @@ def gdpo_multi(
     for column, weight in zip(components, weights, strict=True):
         for i, z in enumerate(grpo([Fraction(x) for x in column], groups, ddof, eps)):
             total[i] += dec(Fraction(weight)) * dec(z)
-    counts = [1] * len(groups) if over == "trajectories" else lengths
+    counts = [1] * len(groups) if batch_unit == "trajectories" else lengths
     n = sum(counts)
     middle = sum((c * s for c, s in zip(counts, total, strict=True)), Decimal(0)) / n
     var = sum((c * (s - middle) ** 2 for c, s in zip(counts, total, strict=True)), Decimal(0)) / (n - 1)
-    bottom = var.sqrt() + dec(eps) if over == "trajectories" else (var + Decimal("1e-8")).sqrt()
+    bottom = var.sqrt() + dec(eps) if batch_unit == "trajectories" else (var + Decimal("1e-8")).sqrt()
     return [(s - middle) / bottom for s in total]
 
 
@@ -235,7 +235,7 @@ vector(
     "2 1 0 0",
     components=TWO,
     weights=[1, 1],
-    over="tokens",
+    batch_unit="tokens",
     lengths=[1, 2, 3, 10],
 )
 

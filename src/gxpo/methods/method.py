@@ -98,9 +98,7 @@ class Method:
     scheduled: tuple[Scheduled, ...] = ()  # numbers of parts that are functions of the step
     sampler: Any = None  # draws tasks by their measured success rates
     likelihood: Any = None  # how the log-probs of a masked model's answers are estimated; None: a causal model's
-    recipe: tuple[Mapping[str, SettingValue], str | None] | None = field(
-        default=None, init=False
-    )  # (overrides, compat)
+    recipe: tuple[Mapping[str, SettingValue], str | None] | None = field(default=None, init=False)  # overrides, compat
 
     # ------------------------------------------------------------ requirements
     def parts(self) -> list[Any]:

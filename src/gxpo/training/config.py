@@ -293,7 +293,7 @@ def _resolve_run(settings: Mapping[str, SettingValue], composition: Method | Non
     if open_keys := [key for key, setting in settings.items() if yamltext.is_open(setting.value)]:
         place = settings[open_keys[0]].error_prefix
         raise ConfigError(f"{place}write a value in place of {yamltext.OPEN}, or --set it: {', '.join(open_keys)}")
-    method_keys = _keys_of_method_with_phases(settings, composition)
+    method_keys = _phased_method_keys(settings, composition)
     phases = settings.get("phases", method_keys.pop("phases", None))
     if phases is None or not phases.value:
         return _refuse_earlier_rollouts(_resolve(settings, composition))
@@ -361,9 +361,7 @@ def _part_keys(keys: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
 
 
 # ---------------------------------------------------------------- phases
-def _keys_of_method_with_phases(
-    settings: Mapping[str, SettingValue], composition: Method | None
-) -> dict[str, SettingValue]:
+def _phased_method_keys(settings: Mapping[str, SettingValue], composition: Method | None) -> dict[str, SettingValue]:
     """Keys that the method brings for the run if it has phases of its own; they go below the given ones."""
     if composition is not None:
         return {k: s for k, s in composition.run_keys.items() if k == "phases"}
@@ -415,9 +413,8 @@ def _resolve_phases(
         total_steps = keys_given.get("trainer.steps", SettingValue(total, "phases"))
         if total_steps.value != total:
             raise ConfigError(
-                f"{total_steps.error_prefix}trainer.steps={show(total_steps.value)}, and the phases take "
-                f"{total} steps: leave it out, or change the steps of a phase (one that states none "
-                "has a share of trainer.steps)"
+                f"{total_steps.error_prefix}trainer.steps={show(total_steps.value)}, and the phases take {total} "
+                "steps: leave it out, or change the steps of a phase (one that states none has a share)"
             )
         resolved_phases = [_with_steps(one, replace(total_steps, value=total)) for one in resolved_phases]
     # Keys of the whole run are shown as stated, those of a phase as the first one has them.
