@@ -48,7 +48,7 @@ def _check_run(folder):
     evaluations = sorted((folder / "evaluations").glob("step-*.json"))
     rates = [sum(verdicts.values()) / len(verdicts) for verdicts in (json.loads(p.read_text()) for p in evaluations)]
     before, imitated, rewarded = rates
-    assert before == 0.0 and imitated >= 0.4 and rewarded >= 0.4
+    assert before == 0.0 and imitated >= 0.4 and rewarded >= 0.6
     held_out, trained = issues([evaluations[-1].with_suffix(".jsonl")]), issues((folder / "rollouts").glob("*.jsonl"))
     assert held_out and trained and held_out.isdisjoint(trained) and held_out | trained <= LINE_OF_ISSUE.keys()
     right = [record for record in records(evaluations[-1].with_suffix(".jsonl")) if record["success"]]
