@@ -197,7 +197,7 @@ def sampled_of(s: RunSettings, sampler: Any, world: World) -> SampledTasks:
     """The world's tasks under the method's sampler; TaskError where it has none that are met twice."""
 
     def at_level(level: Any) -> TaskSource:
-        options = {**s.tasks.options, sampler.by: level}
+        options = {**s.tasks.options, sampler.key: level}
         return worlds.make(s.task, seed=s.seed, options=options, per_step=s.tasks.per_step).source
 
     has_listed_tasks = world.envs is None or getattr(world.envs, "of_tasks", False)
