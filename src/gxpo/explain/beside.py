@@ -14,7 +14,7 @@ import numpy as np
 from gxpo.base.errors import RecordError
 from gxpo.base.media import made_in
 from gxpo.explain.group_figures import GroupFigures
-from gxpo.explain.rollout_columns import made_label, picture_urls
+from gxpo.explain.rollout_columns import picture_label, picture_urls
 from gxpo.explain.rollout_source import Source, read, steps_of
 
 MOST_TEXTS = 8  # rollouts of a task whose texts are shown
@@ -97,6 +97,6 @@ def _rollout(source: Source, r: int) -> dict[str, Any]:
     reward = float(forest.outcome[r])
     return {
         "reward": None if np.isnan(reward) else reward,
-        "made": made_label(forest.info[r]),
+        "made": picture_label(forest.info[r]),
         "text": text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} [and {len(text) - MAX_TEXT} characters]",
     }

@@ -133,7 +133,7 @@ def picture_urls(refs: Sequence[str]) -> dict[str, str]:
     return url_by_label
 
 
-def made_label(info: Mapping[str, Any]) -> str | None:
+def picture_label(info: Mapping[str, Any]) -> str | None:
     """Return the label of the picture that a rollout made; None without one."""
     return next((label(ref) for ref in made_in([info])), None)
 
@@ -178,7 +178,7 @@ def _rollouts(forest: Forest, source: Source, rows: Tensor, texts: TextTable) ->
                 for t, n in zip(forest.prompt_text, forest.prompt_node.tolist(), strict=True)
             ]
         ),
-        "made": [made_label(info) for info in forest.info],
+        "made": [picture_label(info) for info in forest.info],
         "step": pack(forest._step_begin),
         "components": {
             name: pack(forest.components[:, i], digits="f4") for i, name in enumerate(forest.component_names)

@@ -67,7 +67,7 @@ OF_SCHEDULE = {
 
 
 class OptimiserSettings(TypedDict, total=False):
-    """What learners take by keyword for their optimiser, with the defaults of `Optimiser` and `Schedule`.
+    """Settings of a learner's optimiser, by keyword; defaults are those of `Optimiser` and `Schedule`.
 
     optimiser   its kind, see `gxpo.learning.optimiser_kinds`
     states      "float32" copies and moments, or "bfloat16" (see `RoundedAdamW`)

@@ -217,14 +217,14 @@ def centres_outcomes(keys: Mapping[str, Any]) -> bool:
     """
     if "credit" not in keys:
         return False
-    stated = Keys(canonical_keys(flatten_keys(keys)))
+    credit_keys = Keys(canonical_keys(flatten_keys(keys)))
     try:
         with unexecuted():
-            credit = _credit(stated)
+            credit = _credit(credit_keys)
     except GxpoError:
         return False
     # keys that no part reads are of another version, in which they may have meant anything
-    return not stated.leftover() and bool(getattr(credit, "centres_outcomes", False))
+    return not credit_keys.leftover() and bool(getattr(credit, "centres_outcomes", False))
 
 
 def _credit(keys: Keys) -> Any:

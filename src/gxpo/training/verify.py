@@ -156,7 +156,7 @@ def _verify(run: Path, steps: int, notify: Callable[[str], None]) -> Verificatio
     phase_of_step = {row["step"]: row.get("phase") for row in read_metrics(run / METRICS)}
     checked_steps = sorted({candidates[round(i * (len(candidates) - 1) / max(1, steps - 1))] for i in range(steps)})
     checks, notes = list[StepCheck](), list[str]()
-    weights, loaded = None, None
+    weights, loaded_number = None, None
     for step in checked_steps if steps > 1 else candidates[-1:]:
         # The learner of a step is that of its phase: value heads, objective and sampling may be others in the next one.
         number = phase_of_step.get(step) if resolved.phases else None
@@ -165,9 +165,9 @@ def _verify(run: Path, steps: int, notify: Callable[[str], None]) -> Verificatio
                 f"step {step}: metrics.jsonl does not say which phase it is of, so that its learner is unknown"
             )
             continue
-        if weights is None or number != loaded:
+        if weights is None or number != loaded_number:
             notify(f"loading {resolved.settings.model}" + ("" if number is None else f" as of phase {number}"))
-            weights, loaded = None, number  # the one before goes first: two might not fit into memory
+            weights, loaded_number = None, number  # the one before goes first: two might not fit into memory
             weights = Weights(run, resolved if number is None else resolved.phases[number - 1], notify, number)
             notes += [note for note in weights.notes if note not in notes]
         notify(f"step {step}")

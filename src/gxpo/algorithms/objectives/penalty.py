@@ -302,7 +302,7 @@ class MirrorKl(Penalty):
 
     coef         1 / t at the start of the run, t the step size of mirror descent
     min_step, total_steps  of the control that divides it by 1 - k / total_steps, unless another is given: see
-                 `annealed`; least 1 leaves the coefficient as it is
+                 `annealed`; min_step 1 leaves the coefficient as it is
 
     Needs several updates a step: on the first it has no gradient.
     """

@@ -34,15 +34,7 @@ from gxpo.sampling.rollouts.wording import Solution
 class RetryRounds(Formula, Rollout):
     """Base class of rollouts that attempt groups again, in rounds, until `retry_with` returns no attempts.
 
-    group_size    attempts a task
-    retry_if      groups to attempt again: "all_wrong", with a known failure and no known success in the newest round;
-                  "unsolved", without a known success in it; "always"
-    retry_with    function that returns the attempts of the next round: a name in `sampling.rollouts.ways`,
-                  `file.py:function`, or a function
-    keep          function that selects the step's rollouts from those of all rounds: a name in `rollouts.keeping`, or
-                  as above; what it leaves out is charged to `session.budget.discarded`. Keyword-only parameters of
-                  both functions are options, `rollout.NAME`
-    warmup_steps  steps in which nothing is attempted again
+    Options: see `Retry`, which also stores successes.
 
     `success` decides, never the shaped outcome. In an environment an attempt is an episode.
     """

@@ -155,7 +155,7 @@ def is_pipeline(name: str) -> bool:
     return name.startswith(NAME)
 
 
-def is_made_here(name: str) -> bool:
+def is_built_in(name: str) -> bool:
     """Return True for `diffusers:digits` and `diffusers:letters`."""
     return is_pipeline(name) and name.removeprefix(NAME) in DATA
 
@@ -167,7 +167,7 @@ def denoises(name: str) -> bool:
 
 def check(name: str) -> None:
     """Raise ModelError for a directory that is no pipeline that can be trained; nothing of it is loaded."""
-    if not is_made_here(name):
+    if not is_built_in(name):
         components_of(Path(name.removeprefix(NAME)))
 
 
@@ -195,7 +195,7 @@ def directory_of(
 ) -> Path:
     """Directory of a pipeline by its model name; those of digits and of letters are made where they are not there."""
     own_name = name.removeprefix(NAME)
-    return made_directory(own_name, cache, notify) if is_made_here(name) else Path(own_name)
+    return built_in_directory(own_name, cache, notify) if is_built_in(name) else Path(own_name)
 
 
 def load(
@@ -204,7 +204,7 @@ def load(
 ) -> PipelineModel:  # fmt: skip
     """Load a pipeline from its directory; those of digits and letters are made on the first call and then cached."""
     diffusers: Any = need("diffusers", "diffusers")
-    is_own, directory = is_made_here(name), directory_of(name, cache, notify)
+    is_own, directory = is_built_in(name), directory_of(name, cache, notify)
     folder, kind, scheduler_folder = components_of(directory)
     network = getattr(diffusers, kind).from_pretrained(folder, use_safetensors=True)
     config = json.loads((scheduler_folder / "scheduler_config.json").read_text(encoding="utf-8"))
@@ -257,23 +257,23 @@ def save(model: PipelineModel, source: Path, target: Path) -> None:
 
 
 # ---------------------------------------------------------------- the models of digits and of letters
-def digits() -> tuple[np.ndarray, np.ndarray]:
+def digit_data() -> tuple[np.ndarray, np.ndarray]:
     """Pixels [n, 64] in [-1, 1], of 16 grey levels, and classes [n] of scikit-learn's digits."""
     datasets: Any = need("sklearn.datasets", "diffusers")
     pixels, classes = datasets.load_digits(return_X_y=True)
     return pixels / 8 - 1, classes
 
 
-def drawn_letters() -> tuple[np.ndarray, np.ndarray]:
+def letter_data() -> tuple[np.ndarray, np.ndarray]:
     """Pixels [n, 64] in [-1, 1] and classes [n] of letters that Pillow draws."""
     pixels, classes, _ = letters.draw_letters(N_LETTERS)
     return 2 * pixels.reshape(N_LETTERS, -1) - 1, classes
 
 
-DATA: Mapping[str, Callable[[], tuple[np.ndarray, np.ndarray]]] = {"digits": digits, "letters": drawn_letters}
+DATA: Mapping[str, Callable[[], tuple[np.ndarray, np.ndarray]]] = {"digits": digit_data, "letters": letter_data}
 
 
-def made_directory(data: str, cache: str | os.PathLike[str] | None, notify: Callable[[str], None]) -> Path:
+def built_in_directory(data: str, cache: str | os.PathLike[str] | None, notify: Callable[[str], None]) -> Path:
     """Directory of a small UNet that was trained by flow matching on 8 x 8 pictures of ten classes, made once.
 
     data  "digits" or "letters"
