@@ -1,6 +1,7 @@
 """Judges of sums for studies/judges.yaml: one with a flaw that a policy can find, and three that know the sum.
 
-Each is a function of messages, as `scoring.options.judge.ask` takes it; what a rollout says is read after its last #.
+Each is a function of messages, as `scoring.options.judge.function` takes it; a rollout's answer is read after its last
+#.
 """
 
 from __future__ import annotations

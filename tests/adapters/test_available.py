@@ -73,7 +73,7 @@ def test_the_printed_list_is_the_rows():
     rows = available.available("trl", ["grpo", "grpo_lead", "slate", "capo_genprm"])
     text = available.as_text("trl", rows)
     assert text.splitlines()[0].startswith("3 of 4 methods work in TRL, 1 of them as they are")
-    assert "grpo_lead    give success_at=1.0" in text and "signal.step_judge.ask=..." in text
+    assert "grpo_lead    give success_at=1.0" in text and "signal.step_judge.function=..." in text
     assert "slate        rollout=step_candidates: TRL samples the groups itself" in text
     read = json.loads(available.as_json("trl", rows))
     assert read["counts"] == {"methods": 4, "work": 3, "as_they_are": 1}

@@ -188,7 +188,7 @@ def test_patches_are_hidden_anew_each_step_and_alike_in_a_group(lent):
 REFUSED = [
     ("dra_grpo", {}, "asks for the model's hidden, which is not given where the batch shows images"),
     ("rover", {}, "reads the policy's mean_logprob, which is not given where the batch shows images"),
-    ("papo", {"signal.masked_observation.hide": "tokens"}, "reads the answers after other tokens"),
+    ("papo", {"signal.masked_observation.mask_unit": "tokens"}, "reads the answers after other tokens"),
 ]
 
 

@@ -196,7 +196,7 @@ def test_multirole_adds_a_tenth_of_eight_signals() -> None:
         "function_words": -sum(c / 8 * math.log(c / 8) for c in grammar.values()) / math.log(len(FUNCTION_WORDS)),
     }
     assert signals(text) == pytest.approx(target)
-    assert lexical_diversity(text, least=13) == pytest.approx(sum(target.values()) / 8)
+    assert lexical_diversity(text, min_words=13) == pytest.approx(sum(target.values()) / 8)
 
     m = gxpo.method("multirole")
     assert keys_of("multirole")["scoring.weights"] == {"correct": 0.9, "match": 0.0}

@@ -168,7 +168,7 @@ def test_ttrv_trains_half_of_those_that_vote():
     paper = METHODS["ttrv"].paper_defaults
     assert (paper["rollout.group_size"], paper["rollout.n_votes"], paper["optim.lr"]) == (16, 32, 5e-7)
     with pytest.raises(gxpo.errors.ConfigError, match="are of clusters"):
-        MajorityVote(alike="equal")
+        MajorityVote(equality="equal")
 
 
 # ---------------------------------------------------------------- vas: samplers.py, metrics.py

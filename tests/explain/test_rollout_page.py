@@ -123,7 +123,7 @@ def test_page_of_a_run_holds_its_steps_and_the_curve(tmp_path):
         write(tmp_path / "rollouts" / f"step-{step:06}.jsonl", rows)
     metrics = [{"step": 1, "reward_mean": 0.0}, {"step": 2, "reward_mean": 0.5}, {"step": 3}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
-    page = ParsedReply(rollout_page.run_text(tmp_path, [1, 2, 3], {}, most=2))
+    page = ParsedReply(rollout_page.run_text(tmp_path, [1, 2, 3], {}, max_steps=2))
     overview, first, last = (json.loads(x) for x in page.scripts[:3])
     assert overview == {"steps": [1, 3], "of": 3, "curve": [[1, 0.0], [2, 0.5]]}
     assert len(first["R"]["id"]) == len(last["R"]["id"]) == 3

@@ -28,7 +28,7 @@ MATCHED = {"asr_grpo", "speech_grpo", "rl_struct", "table2latex", "lpo_gui", "vl
 VOWELS = f"{Path(__file__).parents[1] / 'sampling' / 'rollouts' / 'candidate_scores.py'}:vowels"
 LETTERS = f"{Path(__file__).parents[1] / 'environments' / 'rewards' / 'any_text.py'}:letters"
 ANY_TEXT = {"metric": LETTERS, "pattern": None, "gate": None, "pay": "score"}
-ANY_SUM = {"by": "info.operation", "pattern": None, "route": {"+": {"metric": LETTERS}}}  # a kind of its own
+ANY_SUM = {"route_by": "info.operation", "pattern": None, "route": {"+": {"metric": LETTERS}}}  # a kind of its own
 VOTED = {
     "task": str(Path(__file__).parents[1] / "questions.jsonl"),
     "tasks.options": {"held_out_fraction": 0.4},
@@ -42,7 +42,7 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
     "ttrv": {
         **VOTED,
         "scoring.options": {
-            "majority_vote": {"pattern": "([0-9])", "reward": "frequency", "alike": "equal", "missing": "together"}
+            "majority_vote": {"pattern": "([0-9])", "reward": "frequency", "equality": "equal", "missing": "together"}
         },
     },
     "empo": {
@@ -84,7 +84,7 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
     },
     "prorag": {"signal.step_judge.score": "tests.algorithms.signals.step_scorer:by_length"},
     "step_filter": {"signal.step_judge.score": "tests.algorithms.signals.step_scorer:by_length"},
-    "capo_genprm": {"signal.step_judge.ask": "tests.algorithms.signals.step_scorer:judge"},
+    "capo_genprm": {"signal.step_judge.function": "tests.algorithms.signals.step_scorer:judge"},
     "matchtir": {
         "task": "toolqa",
         "tasks.options": {"style": "bare", "kinds": ["calculator"]},
@@ -148,7 +148,7 @@ LOGGED = {  # rows with answers and their verdicts
 }
 SMOKE |= {name: LOGGED for name in ("saw", "dqc", "mbrcsl", "ota", "dual_rl", "bcoder")}
 SMOKE["chunk_grpo"] = {**SMOKE["chunk_grpo"], "rollout.chunks": [2, 5]}
-SMOKE["spo_diffusion"] = {**SMOKE["spo_diffusion"], "rollout.group_size": 2, "objective.least_gap": 0.0}
+SMOKE["spo_diffusion"] = {**SMOKE["spo_diffusion"], "rollout.group_size": 2, "objective.min_gap": 0.0}
 SMOKE["hi_grpo"] = {**SMOKE["step_filter"], "segment.text": ","}
 SMOKE["rank_grpo"] = {  # single characters are the items
     "task": str(Path(__file__).parents[1] / "lists.jsonl"),

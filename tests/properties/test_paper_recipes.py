@@ -16,7 +16,7 @@ import gxpo
 from gxpo.training import config
 
 ROOT = Path(__file__).parents[2]
-JUDGE = {"ask": "judge.py:ask", "server": None}
+JUDGE = {"function": "judge.py:ask", "server": None}
 STANDINS: dict[str, dict[str, Any]] = {  # settings in the place of the recipe's
     "open_rs": {},
     "wirelessmath": {},
@@ -86,7 +86,7 @@ def test_two_steps_on_a_stand_in(name: str, tmp_path: Path, monkeypatch: pytest.
     options = dict(keys.get("scoring.options") or {})
     if "judge" in options:
         options["judge"] = {k: v for k, v in options["judge"].items() if k not in ("server", "model")}
-        keys["scoring.options"] = {**options, "judge": {**options["judge"], "ask": "judge.py:ask"}}
+        keys["scoring.options"] = {**options, "judge": {**options["judge"], "function": "judge.py:ask"}}
     columns = keys.get("tasks.options") or {}
     keys |= {
         "tasks.options": {**columns, "held_out_fraction": 0.5},

@@ -25,7 +25,7 @@ SMALL = {
     "doctor.every": 0,
 }
 PARITY = f"{Path(__file__).parent}/parity_reward.py:parity"
-ASKED = {"judge": {"ask": "x.py:f"}}
+ASKED = {"judge": {"function": "x.py:f"}}
 DISTILS = {"signal.teacher": "teacher_model", "signal.teacher.top_k": 8, "objective": "distillation"}
 JUDGE = """
 def longer(messages):
@@ -129,7 +129,10 @@ def test_a_teacher_with_another_tokenizer_is_refused(checkpoint: Path, tmp_path:
         ({"teacher.models": {"j": {"role": "judge"}}}, "one of model"),
         ({"teacher.models": {"j": {"role": "teacher", "server": "http://x", "model": "y"}}}, "scores given tokens"),
         ({"teacher.models": {"j": {"role": "judge", "moodel": "x"}}}, "has no 'moodel'; did you mean 'model'"),
-        ({"reward": "judge", "scoring.options": {"judge": {"by": "nobody"}}}, "is no judge of the section teacher"),
+        (
+            {"reward": "judge", "scoring.options": {"judge": {"teacher": "nobody"}}},
+            "is no judge of the section teacher",
+        ),
         ({"method": "meta_po", "rollout": "replay", "scoring.options": ASKED}, "not comparable"),
         ({"method": "meta_po", "async.max_staleness": 1, "scoring.options": ASKED}, "older rubric"),
     ],
@@ -141,11 +144,11 @@ def test_what_can_not_work_is_refused(keys: dict[str, Any], words: str, tmp_path
 
 @pytest.mark.slow
 def test_judge_of_the_section_is_default_and_method_options_stay(judges: str, tmp_path: Path) -> None:
-    keys = {"method": "arena_rl", "teacher.models": {"critic": {"role": "judge", "ask": f"{judges}:longer"}}}
+    keys = {"method": "arena_rl", "teacher.models": {"critic": {"role": "judge", "function": f"{judges}:longer"}}}
     actual = run(tmp_path / "a", {**keys, "trainer.steps": 1})
     assert actual.config["scoring.options"] == {"judge": {"mode": "pairwise", "compare": "single_elim"}}
     assert lines(actual.path)[0]["unscored"] == 6  # it gives scores where verdicts are asked for
-    judge_keys = {"method": "rluf", "scoring.options": {"judge": {"ask": f"{judges}:longer", "workers": 1}}}
+    judge_keys = {"method": "rluf", "scoring.options": {"judge": {"function": f"{judges}:longer", "workers": 1}}}
     row = lines(run(tmp_path / "b", {**judge_keys, "trainer.steps": 1}).path)[0]
     assert row["unscored"] == 0 and {"reward_judge_helpful", "reward_judge_safe", "reward_judge_love"} <= set(row)
 
@@ -160,8 +163,8 @@ def test_a_checkpoint_judges_in_words_that_nobody_can_read(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_rubric_that_changes_is_in_the_checkpoint(judges: str, tmp_path: Path) -> None:
-    refresh = {"every": 1, "samples": 2, "ask": f"{judges}:writer"}
-    options = {"judge": {"ask": f"{judges}:longer", "refresh": refresh}}
+    refresh = {"every": 1, "samples": 2, "function": f"{judges}:writer"}
+    options = {"judge": {"function": f"{judges}:longer", "refresh": refresh}}
     rows = halves(tmp_path, {"method": "meta_po", "scoring.options": options})
     assert [row["reward_rubric_version"] for row in rows] == [1, 2, 3, 4]
 

@@ -32,9 +32,9 @@ OWN: dict[str, dict[str, Any]] = {
     "mdpo": {},
     "gae": {"credit.lam": 0.9, "objective.add.value.clip": 0.2, "update.minibatches": 2},
     "t_ppo": {"learner.value_lr": 10.0},
-    "poise": {"signal.value_probe.enough": 12, "signal.value_probe.buffer": 20},
+    "poise": {"signal.value_probe.min_rows": 12, "signal.value_probe.buffer": 20},
     "oprl": {"signal.implicit_reward.lr": 1e-3},
-    "spa_rl": {"signal.progress_estimator.enough": 12, "signal.progress_estimator.buffer": 20},
+    "spa_rl": {"signal.progress_estimator.min_rows": 12, "signal.progress_estimator.buffer": 20},
     "sfpo": {"update.window": 2, "update.threshold": -9.0},  # plain steps from the third on
     "riskpo": {"credit.size": 2, "credit.add.length_weighted": "length_weighted"},  # a summand that remembers
     "himac": {"rollout.blueprints": 3, "rollout.plan_tokens": 3},
@@ -141,7 +141,7 @@ def test_unfinished_rollouts_go_on_and_are_scored_once_they_end(tmp_path: Path) 
 
 
 def test_the_probe_takes_over_when_it_has_seen_enough(tmp_path: Path) -> None:
-    rows = run("poise", tmp_path, 3, **{"signal.value_probe.enough": 20})
+    rows = run("poise", tmp_path, 3, **{"signal.value_probe.min_rows": 20})
     assert [row["probe_used"] for row in rows] == [0.0, 0.0, 1.0]
     assert [row["probe_rows"] for row in rows] == [0.0, 12.0, 24.0]
     assert rows[0]["baseline_error"] == rows[0]["group_mean_error"]

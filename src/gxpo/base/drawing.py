@@ -94,7 +94,9 @@ def cropped(pixels: Pixels, box: Box) -> Pixels:
     return pixels[y : y + height, x : x + width]
 
 
-def noisy(pixels: Pixels, random: np.random.Generator, most: int) -> Pixels:
-    """The picture with every value off by up to `most`."""
-    values = pixels.astype(np.int16) + random.integers(-most, most, pixels.shape, dtype=np.int16, endpoint=True)
+def noisy(pixels: Pixels, random: np.random.Generator, max_change: int) -> Pixels:
+    """The picture with every value off by up to `max_change`."""
+    values = pixels.astype(np.int16) + random.integers(
+        -max_change, max_change, pixels.shape, dtype=np.int16, endpoint=True
+    )
     return values.clip(0, 255).astype(np.uint8)

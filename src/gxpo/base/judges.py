@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 Messages = Sequence[Mapping[str, str]]  # {"role": "system" | "user" | "assistant", "content": ...}
 Failure = tuple[str, str]  # ("raised" | "timeout" | "died" | "nonsense", message)
 LONGEST_REPLY = 1 << 22  # bytes
-SEES = "is for a server: a checkpoint is shown pictures if it reads them, a function is told their names; leave it out"
+VISION_HINT = (
+    "is for a server: a checkpoint is shown pictures if it reads them, a function is told their names; leave it out"
+)
 
 
 class JudgeFailure(Exception):
@@ -108,7 +110,7 @@ class Server:
                 knows. Any other has to be allowed (`gxpo train --allow-key NAME`, GXPO_ALLOW_KEY)
     timeout     seconds for one attempt;   retries  further attempts where the server is busy, broken, slow or gone
     backoff     seconds before the first of them, doubled for each, at most 30 (a Retry-After is followed up to that)
-    sees        its model reads pictures: those of a task are sent within the question, as PNG files in data URLs (parts
+    vision      its model reads pictures: those of a task are sent within the question, as PNG files in data URLs (parts
                 `image_url`); otherwise it is told their names
     """
 
@@ -120,7 +122,7 @@ class Server:
     timeout: float = 60.0
     retries: int = 3
     backoff: float = 1.0
-    sees: bool = False
+    vision: bool = False
     _line: Line = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -135,7 +137,7 @@ class Server:
     def ask(self, messages: Messages) -> str:
         from gxpo.base.remote import ChatCompletion, Unanswered
 
-        body = {"model": self.model, "messages": [_wire_message(m, self.sees) for m in messages],
+        body = {"model": self.model, "messages": [_wire_message(m, self.vision) for m in messages],
                 "temperature": self.temperature, "max_tokens": self.max_tokens}  # fmt: skip
         try:
             reply = self._line.post("/chat/completions", body, ChatCompletion, LONGEST_REPLY)
@@ -149,14 +151,14 @@ class Server:
         return choice.message.content or ""
 
 
-def _wire_message(message: Mapping[str, str], sees: bool) -> dict[str, Any]:
+def _wire_message(message: Mapping[str, str], vision: bool) -> dict[str, Any]:
     """A message as chat completions take it: in parts where it shows pictures (`gxpo.base.media.mark`)."""
     content = message["content"]
     if not isinstance(content, str):
         return dict(message)
     first_text, *pieces = media.split(content)
     # a judge that can't see is told of pictures in words
-    if not pieces or not sees:
+    if not pieces or not vision:
         return {**message, "content": media.text_of(content)}
     parts: list[dict[str, Any]] = [{"type": "text", "text": first_text}]
     for ref, text in zip(pieces[::2], pieces[1::2], strict=True):

@@ -34,18 +34,18 @@ def check_regular(path: Path, error: type[GxpoError] = GxpoError, label: str = "
         raise error(f"{label or short_name(path)}: {fault}")
 
 
-def read_regular(path: Path, most: int, error: type[GxpoError] = GxpoError, label: str = "") -> bytes:
-    """Bytes of a regular file of at most `most` bytes; `error` for anything else, before it is read."""
+def read_regular(path: Path, max_bytes: int, error: type[GxpoError] = GxpoError, label: str = "") -> bytes:
+    """Bytes of a regular file of at most `max_bytes` bytes; `error` for anything else, before it is read."""
     # by stat before opening: opening a pipe would wait for its writer
     check_regular(path, error, label)
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            data = b"" if size > most else file.read(most + 1)  # files of /proc have the size 0
+            data = b"" if size > max_bytes else file.read(max_bytes + 1)  # files of /proc have the size 0
     except OSError as cause:
         raise error(f"{label or short_name(path)}: can't be read ({(cause.strerror or 'unknown').lower()})") from None
-    if size > most or len(data) > most:
-        raise error(f"{label or short_name(path)}: has {max(size, len(data))} bytes, and at most {most} are read")
+    if size > max_bytes or len(data) > max_bytes:
+        raise error(f"{label or short_name(path)}: has {max(size, len(data))} bytes, and at most {max_bytes} are read")
     return data
 
 

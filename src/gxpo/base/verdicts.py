@@ -103,12 +103,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return by_name
 
 
-def number(value: Any, most: float | None = None) -> float:
-    """Parse a number from JSON or text: "7", "7." or, of `most`, "7/10"; ValueError for anything else."""
+def number(value: Any, maximum: float | None = None) -> float:
+    """Parse a number from JSON or text: "7", "7." or, of `maximum`, "7/10"; ValueError for anything else."""
     if isinstance(value, float):
         return value
     match = NUMBER.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None or (match[2] is not None and float(match[2]) != most):
+    if match is None or (match[2] is not None and float(match[2]) != maximum):
         raise ValueError(f"no number, but {_excerpt(value)}")
     return float(match[1])
 

@@ -31,7 +31,7 @@ class LocalJudge:
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
-    def sees(self) -> bool:
+    def vision(self) -> bool:
         """True if the model reads pictures."""
         return vision_of(self.model) is not None
 

@@ -84,19 +84,19 @@ def run_text(
     methods: Mapping[str, Keys],
     *,
     trust: bool = False,
-    most: int = MOST_STEPS,
+    max_steps: int = MOST_STEPS,
     beside: SecondRun | None = None,
 ) -> str:
     """Write the page of a run as HTML: a slider over its steps, with the curve of the reward where one was logged.
 
-    steps   with rollouts, in order; of more than `most` the first, the last and some evenly between are shown
+    steps   with rollouts, in order; of more than `max_steps` the first, the last and some evenly between are shown
     beside  another run or checkpoint, whose rollouts are shown under the groups of the same tasks
 
     The limits of one step's page are shared out among the steps.
     """
     shown_steps = steps
-    if len(steps) > most:
-        shown_steps = sorted({steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)})
+    if len(steps) > max_steps:
+        shown_steps = sorted({steps[round(i * (len(steps) - 1) / (max_steps - 1))] for i in range(max_steps)})
     heads, blobs, title = Html(""), Html(""), ""
     pairs: list[tuple[Source, Source]] = []
     for step in shown_steps:

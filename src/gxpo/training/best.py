@@ -23,13 +23,13 @@ class Best:
     waited       readings since then
     """
 
-    def __init__(self, key: str, spec: str, *, least: float = 0.0) -> None:
-        """key: of the setting, for errors. spec: a metric's name, or `min:NAME`. least: what counts as better at all.
+    def __init__(self, key: str, spec: str, *, min_delta: float = 0.0) -> None:
+        """key: of the setting, for errors. spec: a metric's name, or `min:NAME`. min_delta: what counts.
 
         ConfigError for a name that is no metric's, and for one that depends on the clock or the machine.
         """
         self.name, self.sign = spec.removeprefix(LOWER), -1.0 if spec.startswith(LOWER) else 1.0
-        self.key, self.least = key, least
+        self.key, self.min_delta = key, min_delta
         if self.name.startswith(("time_", "memory_")):
             # A choice by time could not be repeated: a resumed run has to end where the uninterrupted one does.
             raise ConfigError(f"{key}={spec}: it differs between equal runs, so a resumed run could end otherwise")
@@ -48,7 +48,7 @@ class Best:
         if step == self._read or not isinstance(value, (int, float)) or not math.isfinite(value):
             return False
         self._read = step
-        if self.value is None or self.sign * (value - self.value) > self.least:
+        if self.value is None or self.sign * (value - self.value) > self.min_delta:
             self.value, self.step, self.n_waited = float(value), step, 0
             return True
         self.n_waited += 1
@@ -89,8 +89,8 @@ class Best:
 class Patience:
     """`trainer.stop_early`: the run ends when a metric has not become better for so many readings."""
 
-    def __init__(self, metric: str, patience: int, least: float) -> None:
-        self.best, self.patience = Best("trainer.stop_early.metric", metric, least=least), patience
+    def __init__(self, metric: str, patience: int, min_delta: float) -> None:
+        self.best, self.patience = Best("trainer.stop_early.metric", metric, min_delta=min_delta), patience
 
     @property
     def is_over(self) -> bool:

@@ -157,9 +157,9 @@ def _runs(folder: Path) -> list[Path]:
     return sorted(config.parent for config in folder.glob(f"*/{CONFIG}"))
 
 
-def _join_paths(runs: list[Path], most: int = 20) -> str:
-    remainder = f" and {len(runs) - most} more" if len(runs) > most else ""
-    return ", ".join(map(str, runs[:most])) + remainder
+def _join_paths(runs: list[Path], max_paths: int = 20) -> str:
+    remainder = f" and {len(runs) - max_paths} more" if len(runs) > max_paths else ""
+    return ", ".join(map(str, runs[:max_paths])) + remainder
 
 
 def origin_of(lines: Sequence[str], place: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gxpo.algorithms.signals.base import SignalPart
 from gxpo.base.errors import ConfigError, ModelError, did_you_mean, one_of
-from gxpo.base.judges import SEES, FunctionJudge, Judge, Messages, Server
+from gxpo.base.judges import VISION_HINT, FunctionJudge, Judge, Messages, Server
 from gxpo.environments.local_judge import LocalJudge
 from gxpo.environments.rewards.functions import load as function_of
 from gxpo.learning.torch import TorchLearner
@@ -20,7 +20,7 @@ from gxpo.training.models.load import check_name
 
 TEACHER = "teacher"  # the name of the model that `teacher.model` is
 ROLES = ("teacher", "judge")
-SOURCES = ("model", "server", "ask")
+SOURCES = ("model", "server", "function")
 JUDGE = "judge"  # the reward whose options may name a model
 
 
@@ -31,22 +31,23 @@ class External:
     role    "teacher": scores the policy's tokens, so it is a checkpoint with the policy's tokenizer | "judge": answers
             questions in words, or gives the log-probs of a text
     model   a checkpoint, as the setting `model`; of a server the name that it goes by there
-    server  address of an OpenAI-compatible server;   ask  `my_judge.py:ask`
-    dtype   of a checkpoint;   max_tokens, temperature, timeout, retries, key_from, sees  see `gxpo.base.judges.Server`
+    server  address of an OpenAI-compatible server;   function  `my_judge.py:ask`
+    dtype   of a checkpoint;   max_tokens, temperature, timeout, retries, key_from, vision  see
+            `gxpo.base.judges.Server`
     """
 
     name: str
     role: str
     model: str | None = None
     server: str | None = None
-    ask: str | None = None
+    function: str | None = None
     dtype: str = "float32"
     key_from: str | None = None
     temperature: float = 0.0
     max_tokens: int = 256
     timeout: float = 60.0
     retries: int = 3
-    sees: bool = False
+    vision: bool = False
 
     def __post_init__(self) -> None:
         where = f"teacher.models.{self.name}"
@@ -54,9 +55,9 @@ class External:
         # A server has a model's name too, which makes it no checkpoint.
         sources = [x for x in SOURCES if getattr(self, x) is not None and not (x == "model" and self.server)]
         if len(sources) != 1:
-            raise ConfigError(f"{where}: give one of model (a checkpoint), server (with model) and ask")
-        if self.sees and self.server is None:
-            raise ConfigError(f"{where}.sees {SEES}")
+            raise ConfigError(f"{where}: give one of model (a checkpoint), server (with model) and function")
+        if self.vision and self.server is None:
+            raise ConfigError(f"{where}.vision {VISION_HINT}")
         if self.role == "teacher" and sources != ["model"]:
             raise ConfigError(
                 f"{where}: a teacher scores given tokens, which a {sources[0]} does not: give a checkpoint, model=DIR, "
@@ -111,14 +112,16 @@ def check_externals(s: RunSettings, method: Method) -> None:
                 "objective=distillation (or objective.add.distil=distillation), or leave it out"
             )
         if external.role == "judge" and name not in judges:
-            raise ConfigError(f"nothing asks the judge {name!r}: set scoring.options.judge.by={name}, or leave it out")
+            raise ConfigError(
+                f"nothing asks the judge {name!r}: set scoring.options.judge.teacher={name}, or leave it out"
+            )
         if external.checkpoint is not None:
             check_name(external.checkpoint, s.task)
 
 
 def _judge_names(options: Mapping[str, Any], external_by_name: Mapping[str, External]) -> list[str]:
     """Names of the judges that the options of the reward name, or leave to the only one."""
-    names = [x for place in _judge_options(options) if isinstance(x := place.get("by"), str)]
+    names = [x for place in _judge_options(options) if isinstance(x := place.get("teacher"), str)]
     default = _only_judge(external_by_name)
     return names + ([default] if default is not None and not _names_a_judge(options) else [])
 
@@ -130,7 +133,7 @@ def _judge_options(options: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _names_a_judge(options: Mapping[str, Any]) -> bool:
-    return any(options.get(x) is not None for x in ("by", "ask", "server"))
+    return any(options.get(x) is not None for x in ("teacher", "function", "server"))
 
 
 def _only_judge(external_by_name: Mapping[str, External]) -> str | None:
@@ -147,9 +150,9 @@ class Checkpoint:
     load: Callable[[External], LocalJudge]
 
     @property
-    def sees(self) -> bool:
+    def vision(self) -> bool:
         """True if it is shown pictures."""
-        return self.load(self.external).sees
+        return self.load(self.external).vision
 
     def ask(self, messages: Messages) -> str:
         """See `gxpo.base.judges.Judge`."""
@@ -184,7 +187,7 @@ class Externals:
         judge_options = dict(reward_options.get(JUDGE, {}))
         # A single judge is meant wherever no other is named.
         if default is not None and not _names_a_judge(judge_options):
-            judge_options["by"] = default
+            judge_options["teacher"] = default
         for key in ("panel", "held_out"):
             if isinstance(judge_options.get(key), (list, tuple)):
                 judge_options[key] = [self._with_judge(x) for x in judge_options[key]]
@@ -201,8 +204,8 @@ class Externals:
         return rewards == JUDGE or (isinstance(rewards, Mapping) and JUDGE in rewards)
 
     def _with_judge(self, options: Any) -> Any:
-        by = options.get("by") if isinstance(options, Mapping) else None
-        return options if not isinstance(by, str) else {**options, "by": self.judge(by)}
+        teacher = options.get("teacher") if isinstance(options, Mapping) else None
+        return options if not isinstance(teacher, str) else {**options, "teacher": self.judge(teacher)}
 
     def judge(self, name: str) -> Judge:
         """The judge of that name."""
@@ -210,15 +213,15 @@ class Externals:
         if external is None or external.role != "judge":
             hint = did_you_mean(name, self.external_by_name)
             raise ConfigError(
-                f"scoring.options.judge: by={name} is no judge of the section teacher{hint}; "
-                f"set teacher.models.{name}={{role: judge, model: DIR}} (or server, or ask)"
+                f"scoring.options.judge: teacher={name} is no judge of the section teacher{hint}; "
+                f"set teacher.models.{name}={{role: judge, model: DIR}} (or server, or function)"
             )
-        if external.ask is not None:
-            return FunctionJudge(function_of(external.ask))
+        if external.function is not None:
+            return FunctionJudge(function_of(external.function))
         if external.server is None:
             return Checkpoint(external, self._local_judge)
         x = external
-        limits: dict[str, Any] = {"timeout": x.timeout, "retries": x.retries, "sees": x.sees}
+        limits: dict[str, Any] = {"timeout": x.timeout, "retries": x.retries, "vision": x.vision}
         return Server(external.server, x.model or "", x.key_from, x.temperature, x.max_tokens, **limits)
 
     def _local_judge(self, external: External) -> LocalJudge:

@@ -256,8 +256,8 @@ class Trainer(Stages):
 
     def _show(self, forest: Forest, step: int, name: str) -> None:
         """Pass some of the rollouts to the callbacks that read them."""
-        if most := self.settings.logging.samples:
-            table = partial(samples.rows, step=step, set=name, most=most)
+        if max_rows := self.settings.logging.samples:
+            table = partial(samples.rows, step=step, set=name, max_rows=max_rows)
             self.calls.samples(lambda: table(forest.to_records()), self.run)
 
     def _should_stop(

@@ -76,7 +76,7 @@ def engine_of(
         policies=len(learner.policies),
         processes=runtime.world(),
         sampling=sampling,
-        sees=vision is not None,
+        has_vision=vision is not None,
         own_pictures=None if vision is None else custom_processor(vision),
     )
     choice = choose(engine_name, run, python=s.sampling.engine_python, servers=s.sampling.servers)

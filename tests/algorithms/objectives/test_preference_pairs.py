@@ -200,7 +200,7 @@ def test_pairs_that_are_nearer_than_the_least_gap_are_left_out():
     forest = forest.with_rewards(column(0.9, 0.1, 0.6, 0.4), success=forest.success)
     x = {"logprob": column(-1, -2, -1, -2), "reference_logprob": column(-2, -1, -2, -1)}
     x |= {"behaviour_logprob": x["logprob"]}
-    both, far = (groups.graded(PreferencePairs(pairs="outcome", least_gap=g), forest, x) for g in (0.0, 0.5))
+    both, far = (groups.graded(PreferencePairs(pairs="outcome", min_gap=g), forest, x) for g in (0.0, 0.5))
     assert both[0] == pytest.approx(0.598139, abs=6e-7)  # h = 2 twice
     assert far[0] == pytest.approx(0.598139 / 2, abs=6e-7) and far[1].tolist()[2:] == [0.0, 0.0]
 

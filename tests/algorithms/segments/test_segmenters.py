@@ -54,8 +54,8 @@ def test_tokens_that_are_no_whole_characters():
 def test_a_pattern_begins_segments_and_keeps_its_distance():
     text = "one. wait two. wait three. but no"
     assert segments.Pattern(r"(?<=\. )(wait|but)").begins(action(text)) == [5, 15, 27]
-    assert segments.Pattern(r"(?<=\. )(wait|but)", first=6).begins(action(text)) == [15, 27]
-    assert segments.Pattern(r"(?<=\. )(wait|but)", apart=11).begins(action(text)) == [5, 27]
+    assert segments.Pattern(r"(?<=\. )(wait|but)", min_offset=6).begins(action(text)) == [15, 27]
+    assert segments.Pattern(r"(?<=\. )(wait|but)", min_distance=11).begins(action(text)) == [5, 27]
 
 
 def test_spans_are_labelled_by_pattern():

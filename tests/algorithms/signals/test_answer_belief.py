@@ -203,7 +203,7 @@ def test_a_silent_end_is_left_out_and_only_at_the_end() -> None:
 def test_no_probe_follows_a_unit_that_is_the_answer() -> None:
     forest, own_tools = random_forest(1), tools(lambda f: ["ab"] * f.n_trajectories)
     asked_answer_belief = AnswerBelief(unit="segment").compute(forest, {}, own_tools)
-    actual = AnswerBelief(unit="segment", answered=True).compute(forest, {}, own_tools)
+    actual = AnswerBelief(unit="segment", ends_with_answer=True).compute(forest, {}, own_tools)
     assert torch.allclose(actual["belief_before"], asked_answer_belief["belief_before"], equal_nan=True, atol=1e-12)
     for r in range(forest.n_trajectories):
         for k, entries in enumerate(cut := units(forest, r, "segment")):

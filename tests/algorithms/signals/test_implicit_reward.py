@@ -212,7 +212,7 @@ def test_while_the_two_models_are_one_it_is_grpo() -> None:
 def test_what_is_wrong_is_said() -> None:
     with pytest.raises(ConfigError, match="epochs"):
         ImplicitReward(epochs=0)
-    for name in ("score", "alike", "scale"):
+    for name in ("score", "loss_unit", "scale"):
         with pytest.raises(ConfigError, match=rf"signal\.implicit_reward\.{name}"):
             ImplicitReward(**{name: "other"})  # type: ignore[arg-type]
     with pytest.raises(GxpoError, match="bind"):

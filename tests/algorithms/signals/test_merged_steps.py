@@ -68,7 +68,7 @@ def by_hand() -> Forest:
 
 
 def test_shared_steps_count_once_and_pairs_take_the_2nd_label():
-    part, forest = MergedSteps(enough=2), by_hand()
+    part, forest = MergedSteps(min_rows=2), by_hand()
     table = noise(forest.n_tokens, 2).float()
     actual = part.compute(forest, {}, tools_of(table))["piece_reward"]
     assert actual.tolist() == [0.0] * forest.n_entries
@@ -77,7 +77,7 @@ def test_shared_steps_count_once_and_pairs_take_the_2nd_label():
     assert part.memory["target"].tolist() == [0.5, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
     assert figures["steps_rows"] == 0.0 and figures["steps_used"] == 0.0
     assert figures["steps_error"] == pytest.approx(1.25 / 5)
-    single = MergedSteps(enough=2, merged=0.0)
+    single = MergedSteps(min_rows=2, pair_weight=0.0)
     single.compute(forest, {}, tools_of(table))
     single.learn(forest, {}, tools_of(table))
     assert single.memory["target"].tolist() == [0.5, 1.0, 0.0, 0.0, 0.0]
@@ -96,7 +96,7 @@ def told(seed: int) -> tuple[Forest, torch.Tensor]:
 
 
 def test_it_learns_which_steps_end_well():
-    part, figures = MergedSteps(enough=64), {}
+    part, figures = MergedSteps(min_rows=64), {}
     for seed in range(6):
         forest, table = told(seed)
         reward = part.compute(forest, {}, tools_of(table))["piece_reward"]
@@ -109,7 +109,7 @@ def test_it_learns_which_steps_end_well():
 
 
 def test_nothing_of_the_judged_rollouts_is_in_their_rewards():
-    part = MergedSteps(enough=64)
+    part = MergedSteps(min_rows=64)
     for seed in range(4):
         forest, table = told(seed)
         part.compute(forest, {}, tools_of(table))
@@ -121,13 +121,13 @@ def test_nothing_of_the_judged_rollouts_is_in_their_rewards():
 
 
 def test_a_loaded_one_goes_on_alike():
-    part = MergedSteps(enough=16, buffer=100)
+    part = MergedSteps(min_rows=16, buffer=100)
     for seed in range(3):
         forest, table = told(seed)
         part.compute(forest, {}, tools_of(table))
         part.learn(forest, {}, tools_of(table))
     assert part.rows == 100
-    other = MergedSteps(enough=16, buffer=100)
+    other = MergedSteps(min_rows=16, buffer=100)
     other.load_tensors({k: v.clone() for k, v in part.tensors().items()})
     other.load_state_dict(part.state_dict())
     forest, table = told(7)
@@ -140,14 +140,20 @@ def test_a_loaded_one_goes_on_alike():
 def test_unscored_and_uncompared_rollouts_teach_nothing():
     forest = tree(("a", 1, [1, 1], None), ("b", None, [1, 1], None), ("c", 0, [1, 1], None))
     forest = forest.replace(compared=torch.tensor([True, True, False]))
-    part, table = MergedSteps(enough=2), noise(forest.n_tokens, 2).float()
+    part, table = MergedSteps(min_rows=2), noise(forest.n_tokens, 2).float()
     part.compute(forest, {}, tools_of(table))
     part.learn(forest, {}, tools_of(table))
     assert part.memory["target"].tolist() == [1.0, 1.0, 1.0]  # two steps of a and their pair
 
 
 def test_refusals():
-    for bad in ({"merged": 1.5}, {"scored": "pair"}, {"ridge": -1.0}, {"enough": 1}, {"enough": 99, "buffer": 9}):
+    for bad in (
+        {"pair_weight": 1.5},
+        {"score_unit": "pair"},
+        {"ridge": -1.0},
+        {"min_rows": 1},
+        {"min_rows": 99, "buffer": 9},
+    ):
         with pytest.raises(ConfigError, match="merged_steps"):
             MergedSteps(**bad)
 

@@ -74,7 +74,7 @@ def tools() -> Any:
 
 
 def taught(forest: Forest, tools: Any, steps: int, **fields: Any) -> tuple[ProgressEstimator, list[dict[str, float]]]:
-    part = ProgressEstimator(**{"lr": 0.02, "updates": 4, "enough": 0, **fields})
+    part = ProgressEstimator(**{"lr": 0.02, "updates": 4, "min_rows": 0, **fields})
     figures = []
     for _ in range(steps):
         part.compute(forest, {}, tools)  # type: ignore[arg-type]  # no signals are read
@@ -87,7 +87,7 @@ def test_shares_begin_at_zero_and_come_to_add_up_to_the_outcome(tools: Any) -> N
     rng = random.Random(1)
     rows = [[rng.choice([7, 8, 9]) for _ in range(rng.randint(1, 3))] for _ in range(24)]
     forest = forest_of([(float(turns.count(7)), turns) for turns in rows])
-    part = ProgressEstimator(enough=0)
+    part = ProgressEstimator(min_rows=0)
     assert part.compute(forest, {}, tools)["progress"].tolist() == [0.0] * forest.n_steps  # type: ignore[arg-type]
     part, figures = taught(forest, tools, 3, updates=150)
     losses = [f["progress_loss"] for f in figures]
@@ -123,9 +123,9 @@ def test_the_share_is_read_at_the_turns_last_token(tools: Any) -> None:
 
 
 def test_before_fitting_the_last_turn_has_the_outcome(tools: Any) -> None:
-    """Two trajectories a step, enough 4: two steps with the outcome on the last turn, then the estimator's shares."""
+    """Two trajectories a step, min_rows 4: two steps with the outcome on the last turn, then the estimator's shares."""
     forest = forest_of([(1.0, [7, 8]), (0.5, [9]), (None, [9, 9])])
-    part = ProgressEstimator(enough=4, updates=2)
+    part = ProgressEstimator(min_rows=4, updates=2)
     used = []
     for _ in range(3):
         share = part.compute(forest, {}, tools)["progress"].tolist()  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ def test_before_fitting_the_last_turn_has_the_outcome(tools: Any) -> None:
 
 def test_the_buffer_holds_the_newest(tools: Any) -> None:
     """Of three steps of two, buffer 3: the last of the second step, and the third's."""
-    part = ProgressEstimator(buffer=3, enough=0, updates=1)
+    part = ProgressEstimator(buffer=3, min_rows=0, updates=1)
     for k in range(3):
         forest = forest_of([(float(k), [7, 8]), (k + 0.5, [9])])
         part.compute(forest, {}, tools)  # type: ignore[arg-type]
@@ -169,7 +169,7 @@ def test_a_turn_without_tokens_has_no_share(tools: Any) -> None:
 def test_a_restored_estimator_goes_on_alike(tools: Any) -> None:
     forest = forest_of([(1.0, [7, 8]), (0.0, [9]), (0.5, [8])])
     part, _ = taught(forest, tools, 2)
-    other = ProgressEstimator(lr=0.02, updates=4, enough=0)
+    other = ProgressEstimator(lr=0.02, updates=4, min_rows=0)
     other.load_tensors({k: v.clone() for k, v in part.tensors().items()})
     for _ in range(2):
         one, two = part.compute(forest, {}, tools), other.compute(forest, {}, tools)  # type: ignore[arg-type]
@@ -179,6 +179,6 @@ def test_a_restored_estimator_goes_on_alike(tools: Any) -> None:
 
 
 def test_bad_settings_are_refused() -> None:
-    for wrong in ({"width": 0}, {"updates": 0}, {"lr": 0.0}, {"enough": 9, "buffer": 8}):
+    for wrong in ({"width": 0}, {"updates": 0}, {"lr": 0.0}, {"min_rows": 9, "buffer": 8}):
         with pytest.raises(ConfigError, match="progress_estimator"):
             ProgressEstimator(**wrong)  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ def test_ridge_probe_keeps_the_newest_rows_and_fits_when_full():
         def compute(self, forest, signals, tools):
             return {}
 
-    probe = Probe(buffer=3, enough=3, ridge=0.0)
+    probe = Probe(buffer=3, min_rows=3, ridge=0.0)
     probe.keep(torch.tensor([[0.0], [1.0]], dtype=torch.float64), torch.tensor([9.0, 3.0], dtype=torch.float64))
     assert probe.rows == 2 and probe.fit() is None
     probe.keep(torch.tensor([[2.0], [3.0]], dtype=torch.float64), torch.tensor([5.0, 7.0], dtype=torch.float64))
@@ -76,5 +76,5 @@ def test_more_rows_to_fit_on_than_the_buffer_holds_are_refused():
         def compute(self, forest, signals, tools):
             return {}
 
-    with pytest.raises(ConfigError, match=r"enough \(5\) is more than buffer \(4\)"):
-        Probe(buffer=4, enough=5)
+    with pytest.raises(ConfigError, match=r"min_rows \(5\) is more than buffer \(4\)"):
+        Probe(buffer=4, min_rows=5)

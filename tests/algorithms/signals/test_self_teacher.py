@@ -210,7 +210,9 @@ def test_a_restored_teacher_goes_on_alike() -> None:
 
 
 def test_what_is_wrong_is_said() -> None:
-    unread = [{"template": x} for x in ("{prompt}", "{prompt}{solution}{more}", "{prompt", "{}")] + [{"hide": "("}]
+    unread = [{"template": x} for x in ("{prompt}", "{prompt}{solution}{more}", "{prompt", "{}")] + [
+        {"hidden_pattern": "("}
+    ]
     for wrong in ({"rate": 1.5}, {"top_k": 0}, {"rollouts": "some"}, *unread):
         with pytest.raises(ConfigError, match="self_teacher"):
             SelfTeacher(**wrong)  # type: ignore[arg-type]
@@ -296,7 +298,7 @@ def grown(*texts: str, context: str = "1+2=") -> Forest:
     ("fields", "context", "told"),
     [
         ({"template": "{prompt}[{solution}]"}, "1+2=", "1+2=[3]"),
-        ({"template": "{prompt}[{solution}]", "hide": ""}, "1+2=", "1+2=[<think>x</think> 3]"),
+        ({"template": "{prompt}[{solution}]", "hidden_pattern": ""}, "1+2=", "1+2=[<think>x</think> 3]"),
         ({"template": ""}, "1+2=", "1+2=<think>x</think> 31+2="),
         # what stands before the rollouts is not the task's prompt: it can't be put into other words
         ({"template": "{prompt}[{solution}]"}, "a draft, 1+2=", "a draft, 1+2=<think>x</think> 3a draft, 1+2="),

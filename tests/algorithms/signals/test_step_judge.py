@@ -135,7 +135,7 @@ def test_a_score_may_be_missing_but_not_out_of_range() -> None:
 # ---------------------------------------------------------------- a judge
 def test_a_judge_that_names_wrong_steps() -> None:
     forest = Forest.from_records([trajectory(0, [[1], [2], [4]])])
-    actual = bound(ask=f"{HERE}:judge", say="wrong").compute(forest, {}, TOOLS)  # type: ignore[arg-type]
+    actual = bound(function=f"{HERE}:judge", reply_format="wrong").compute(forest, {}, TOOLS)  # type: ignore[arg-type]
     assert actual["step_score"].tolist() == [1.0, 0.0, 1.0]
 
 
@@ -150,7 +150,7 @@ def test_critiques_give_the_share_that_find_no_error() -> None:
         return text
 
     forest = Forest.from_records([trajectory(0, [[1], [2], [4]])])
-    part = bound(ask=f"{HERE}:judge", say="wrong", critiques=4, workers=1)
+    part = bound(function=f"{HERE}:judge", reply_format="wrong", critiques=4, workers=1)
     part.memory["judge"] = SimpleNamespace(ask=answer)
     with pytest.warns(UserWarning, match="can't be read"):
         actual = part.compute(forest, {}, TOOLS)  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ def test_critiques_give_the_share_that_find_no_error() -> None:
 def test_the_judge_sees_task_steps_and_what_was_observed_between() -> None:
     contents: list[str] = []
     forest = Forest.from_records([trajectory(0, [[1], [4]])])
-    part = bound(ask=f"{HERE}:judge", low=1, high=5)
+    part = bound(function=f"{HERE}:judge", low=1, high=5)
     part.memory["judge"] = FunctionJudge(lambda messages: contents.append(messages[-1]["content"]) or "Scores: 2, 5")
     assert part.compute(forest, {}, TOOLS)["step_score"].tolist() == [0.25, 1.0]  # type: ignore[arg-type]
     (question,) = contents
@@ -173,7 +173,7 @@ def test_the_judge_sees_task_steps_and_what_was_observed_between() -> None:
 
 def test_lines_of_a_step_do_not_pass_for_steps() -> None:
     attempt = Attempt("add", ("x\n2. y", "z"), ("", "seen\n3. w"))
-    (question,) = bound(ask=f"{HERE}:judge").question(attempt)
+    (question,) = bound(function=f"{HERE}:judge").question(attempt)
     steps = question["content"].split("# Steps\n")[1].splitlines()[1:-1]
     assert steps == ["1. x", "   2. y", "(observed: seen", "   3. w)", "2. z"]
 
@@ -200,14 +200,14 @@ def test_what_one_answer_of_a_server_does_costs_that_trajectory(reply: bytes) ->
 
 # ---------------------------------------------------------------- settings
 def test_somebody_has_to_be_named() -> None:
-    for fields in ({}, {"score": f"{HERE}:told", "ask": f"{HERE}:judge"}):
+    for fields in ({}, {"score": f"{HERE}:told", "function": f"{HERE}:judge"}):
         with pytest.raises(ConfigError, match="set what scores the steps"):
             bound(**fields)
     with pytest.raises(ConfigError, match="has no 'nobody'"):
         bound(score=f"{HERE}:nobody")
     with pytest.raises(ConfigError, match="which model"):
         bound(server="http://localhost:1/v1")
-    for wrong in ({"say": "grades"}, {"low": 1.0, "high": 1.0}, {"critiques": 0}):
+    for wrong in ({"reply_format": "grades"}, {"low": 1.0, "high": 1.0}, {"critiques": 0}):
         with pytest.raises(ConfigError, match=r"step_judge"):
             StepJudge(**wrong)  # type: ignore[arg-type]
 

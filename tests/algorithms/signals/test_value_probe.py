@@ -126,7 +126,7 @@ def warm(part: ValueProbe, steps: int = 3) -> None:
 
 
 def test_before_fitting_the_baseline_is_the_others_mean() -> None:
-    part = ValueProbe(enough=6)
+    part = ValueProbe(min_rows=6)
     forest = groups([3, 2, 1], [1.0, 0.0, 0.5, 1.0, 0.0, 0.25])
     baseline, figures = stepped(part, forest, Hidden(), noise(12).abs())
     assert baseline.tolist() == pytest.approx([0.25, 0.75, 0.5, 0.0, 1.0, 0.25])
@@ -145,7 +145,7 @@ def test_nothing_a_rollout_did_is_in_its_own_baseline(size: int) -> None:
     for the rounding of a sum, its siblings' move with the states and not with the outcome."""
     forest = groups([size, 2], [1.0] + [0.0] * (size - 1) + [1.0, 0.0])
     entropy = noise(forest.n_entries, seed=9).abs()
-    part = ValueProbe(enough=8)
+    part = ValueProbe(min_rows=8)
     warm(part)
     tools = tools_of(Hidden(seed=5))
     before = part.compute(forest, {"entropy": entropy}, tools)["baseline"]
@@ -160,13 +160,13 @@ def test_nothing_a_rollout_did_is_in_its_own_baseline(size: int) -> None:
 
 
 def test_unscored_rollouts_are_not_asked_and_teach_nothing() -> None:
-    part = ValueProbe(enough=8)
+    part = ValueProbe(min_rows=8)
     warm(part)
     rows = part.rows
     forest = groups([3, 2], [1.0, None, 0.0, None, 1.0])
     baseline, _ = stepped(part, forest, Hidden(seed=3), noise(10).abs())
     features = probe_features(forest, Hidden(seed=3).hidden(forest), noise(10).abs(), part.tokens)
-    again = ValueProbe(enough=8)
+    again = ValueProbe(min_rows=8)
     warm(again)
     w, b = ridge(again.memory["features"], again.memory["target"], again.ridge)
     estimate = (features @ w + b).tolist()
@@ -177,10 +177,10 @@ def test_unscored_rollouts_are_not_asked_and_teach_nothing() -> None:
 
 
 def test_the_buffer_slides_and_a_loaded_one_goes_on_alike() -> None:
-    part = ValueProbe(enough=4, buffer=10)
+    part = ValueProbe(min_rows=4, buffer=10)
     warm(part)
     assert part.rows == 10
-    other = ValueProbe(enough=4, buffer=10)
+    other = ValueProbe(min_rows=4, buffer=10)
     other.load_tensors({k: v.clone() for k, v in part.tensors().items()})
     other.load_state_dict(part.state_dict())
     forest, entropy = groups([2, 2], [1.0, 0.0, 0.0, 0.0]), noise(8).abs()
@@ -201,7 +201,7 @@ def test_a_probe_that_can_know_the_task_beats_the_other_rollout() -> None:
                 row[(forest.token == 100 + g), 0] = c
             return row
 
-    rng, part, figures, learner = random.Random(0), ValueProbe(enough=64), {}, Telling()
+    rng, part, figures, learner = random.Random(0), ValueProbe(min_rows=64), {}, Telling()
     for _ in range(6):
         learner.chance = [rng.random() for _ in range(40)]
         rewards = [float(rng.random() < c) for c in learner.chance for _ in range(2)]
@@ -212,5 +212,5 @@ def test_a_probe_that_can_know_the_task_beats_the_other_rollout() -> None:
 
 
 def test_bad_settings_are_refused() -> None:
-    with pytest.raises(ConfigError, match="enough"):
-        ValueProbe(enough=2000)
+    with pytest.raises(ConfigError, match="min_rows"):
+        ValueProbe(min_rows=2000)

@@ -95,9 +95,9 @@ def test_the_largest_weight() -> None:
     rows = [row for i in range(60) for row in group_of(1, 0, name=f"g{i}")] + group_of(1, *[0] * 19, name="x")
     forest = forest_of(rows)
     assert float(beta_density_weight()(forest, torch.ones(forest.n_entries), {}, 0).max()) == 1e6
-    assert float(beta_density_weight(most=3.0)(forest, torch.ones(forest.n_entries), {}, 0).max()) == 3.0
-    with pytest.raises(ConfigError, match="most"):
-        beta_density_weight(most=0.0)
+    assert float(beta_density_weight(max_density=3.0)(forest, torch.ones(forest.n_entries), {}, 0).max()) == 3.0
+    with pytest.raises(ConfigError, match="max_density"):
+        beta_density_weight(max_density=0.0)
 
 
 # ---------------------------------------------------------------- A-GRAE

@@ -22,7 +22,7 @@ def test_worked_texts() -> None:
     """ "let me try" stands in three texts (twice in the last, which counts once), "me try it" in two, others in one."""
     texts = ["So let me try 3.", "Now let me try it.", "Let me try it, let me try."]
     assert frequent_phrases(texts, 9) == ["let me try", "let me try it", "me try it"]
-    assert frequent_phrases(texts, 1) == ["let me try"] and frequent_phrases(texts, 9, least=4) == []
+    assert frequent_phrases(texts, 1) == ["let me try"] and frequent_phrases(texts, 9, min_count=4) == []
     assert frequent_phrases(texts, 9, words=(4, 4)) == ["let me try it"]
 
 

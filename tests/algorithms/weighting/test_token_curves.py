@@ -273,7 +273,7 @@ RED = {"weight.red": "token_weight", "weight.red.score": "credit", "weight.red.c
 
 @given(st.lists(st.floats(-50, 1e6), min_size=1, max_size=8), st.floats(0.1, 10), st.floats(0.5, 1e6))
 def test_a_loop_gives_the_same(credit, temperature, most) -> None:
-    weights = exponential(torch.tensor(credit, dtype=torch.float64), temperature=temperature, most=most)
+    weights = exponential(torch.tensor(credit, dtype=torch.float64), temperature=temperature, max_weight=most)
     for w, a in zip(weights.tolist(), credit, strict=True):
         expected = most if a / temperature > 700 else min(math.exp(a / temperature), most)
         assert w == pytest.approx(expected) and 0 <= w <= most
@@ -286,7 +286,7 @@ def test_it_multiplies_the_credit_that_is_there_already() -> None:
     m.loss(forest, gxpo.PolicyTokens(lp, lp.detach())).value.backward()
     assert lp.grad is not None  # A = +-.5: -A e^A / 2
     assert lp.grad.tolist() == pytest.approx([-0.25 * math.exp(0.5), 0.25 * math.exp(-0.5)])
-    for wrong in ({"temperature": 0.0}, {"most": math.inf}, {"most": 0.0}):
+    for wrong in ({"temperature": 0.0}, {"max_weight": math.inf}, {"max_weight": 0.0}):
         with pytest.raises(ConfigError, match=r"weight\.red"):
             exponential_credit_weight(**wrong)
 

@@ -12,7 +12,7 @@ def letters(
     reference: Any,
     *,
     typed: Any = None,
-    most: Any = None,
+    max_distance: Any = None,
     schema: Any = None,
     contrast: Any = None,
     structure_only: Any = None,

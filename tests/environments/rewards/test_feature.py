@@ -74,7 +74,7 @@ def test_a_flaw_that_is_not_known_counts_where_it_would_be_paid():
 def test_until_a_share_is_right():
     forest = with_flaw([1, 1, 0, 0], [1, 0, 0, 0])
     for until, paid in ((0.5, -1.0), (0.49, 0.0)):
-        part = Feature("component", coef=-1.0, answers="correct", until=until)
+        part = Feature("component", coef=-1.0, answers="correct", max_success=until)
         assert part(forest).tolist() == [paid, 0, 0, 0]
 
 

@@ -198,7 +198,7 @@ def test_the_named_reward(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def ask(messages):\n    return 'Score: ' + str(len(messages[-1]['content'].splitlines()[-2]))\n")
     source = Source(lambda text, task: {"correct": 1.0}, trusted=True)
-    options = {"judge": {"ask": f"{file}:ask", "high": 4}}
+    options = {"judge": {"function": f"{file}:ask", "high": 4}}
     with RewardSet.make({"judge": 2.0, "correct": 1.0}, source=source, options=options) as rewards:
         assert rewards.score(*grown({"g": ["a", "bbb"]})).outcome.tolist() == [1.5, 2.5]
     with serving((200, "A")) as (url, _):
@@ -207,11 +207,11 @@ def test_the_named_reward(tmp_path):
             assert rewards.score(*grown({"g": ["a", "b"]})).outcome.tolist() == [0.5, 0.5]
     for wrong, words in (
         ({}, "name the judge"),
-        ({"ask": "x.py:f", "server": "http://x"}, "name the judge"),
-        ({"ask": "none.py:f"}, "there is no file"),
-        ({"ask": f"{file}:nobody"}, "has no function 'nobody'"),
-        ({"ask": f"{file}:ask", "mode": "duel"}, "is 'duel'; it is one of rubric, pairwise"),
-        ({"ask": f"{file}:ask", "pair": "all"}, "has no 'pair'"),
+        ({"function": "x.py:f", "server": "http://x"}, "name the judge"),
+        ({"function": "none.py:f"}, "there is no file"),
+        ({"function": f"{file}:nobody"}, "has no function 'nobody'"),
+        ({"function": f"{file}:ask", "mode": "duel"}, "is 'duel'; it is one of rubric, pairwise"),
+        ({"function": f"{file}:ask", "pair": "all"}, "has no 'pair'"),
     ):
         with pytest.raises(ConfigError, match=words):
             RewardSet.make("judge", source=source, options={"judge": wrong})

@@ -106,7 +106,7 @@ def test_a_judge_of_right_attempts_is_asked_about_no_other():
     """FAPO's judge: 5 right ones of 16 have 5 questions; wrong ones have 0, those without a verdict nothing."""
     right = [True, False, None, True] + [False] * 9 + [True] * 3
     calls = []
-    judge = Rubric(function(lambda q: calls.append(q) or "1"), "Is there a flaw?", 0, 1, only="correct")
+    judge = Rubric(function(lambda q: calls.append(q) or "1"), "Is there a flaw?", 0, 1, answers="correct")
 
     def scorer(text, task):
         if right[int(text)] is None:
@@ -123,8 +123,8 @@ def test_a_judge_of_right_attempts_is_asked_about_no_other():
     source = Source(None, trusted=True)
     with RewardSet.make(other, source=source) as rewards, pytest.raises(GxpoError, match="no reward gives a verdict"):
         rewards.score(*grown(groups))
-    with pytest.raises(ConfigError, match="only"):
-        Rubric(None, only="right")
+    with pytest.raises(ConfigError, match="answers"):
+        Rubric(None, answers="right")
 
 
 # ---------------------------------------------------------------- pairwise
@@ -284,7 +284,7 @@ def test_beside_a_verdict_it_is_recorded_and_not_paid(tmp_path):
     path = tmp_path / "judge.py"
     path.write_text("def ask(messages):\n    return 'First error: 2'\n")
     source = Source(lambda text, task: {"correct": float(text == "4")}, trusted=True)
-    options = {"judge": {"ask": f"{path}:ask", "mode": "first_error", "workers": 1}}
+    options = {"judge": {"function": f"{path}:ask", "mode": "first_error", "workers": 1}}
     forest = Forest.from_completions([[1]], [[[2], [3]]])
     with RewardSet.make({"correct": 1.0, "judge": 0.0}, source=source, options=options) as rewards:
         scored = rewards.score(forest, ["4", "x\ny"], [Task("t", "2+2=", "4")] * 2)

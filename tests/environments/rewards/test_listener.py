@@ -45,14 +45,14 @@ class Sure:
 
 def heard(options, texts, task):
     listener = Sure()
-    reward = judge_reward({"by": listener, "mode": "confidence", **options})
+    reward = judge_reward({"teacher": listener, "mode": "confidence", **options})
     forest, _, _ = grown({"g": texts})
     return reward(forest, texts, [task] * len(texts))["judge"].tolist(), listener, reward
 
 
 def test_what_it_hears_and_what_it_does_not():
     task = Task("g", "really?", "yes")
-    actual, listener, _ = heard({"cue": " so ", "until": r"#"}, ["x#yes", "no # x#yes", "x#yes"], task)
+    actual, listener, _ = heard({"cue": " so ", "answer_pattern": r"#"}, ["x#yes", "no # x#yes", "x#yes"], task)
     assert actual == pytest.approx([0.4, 0.4, 0.4])
     assert listener.read == ["x so ", "no # x so "]  # equal texts once; cut at the last match
     task = Task("g", "really?", "yes", info={"choices": ["yes", "no"]})
@@ -70,7 +70,7 @@ def test_figures_of_the_card():
             return math.log(belief[said[0]])
 
     source = Source(lambda text, task: {"correct": float(text != "c"), "format": 1.0}, trusted=True)
-    options = {"judge": {"by": Listener(), "mode": "confidence"}}
+    options = {"judge": {"teacher": Listener(), "mode": "confidence"}}
     weights = {"format": 1.0, "correct": 0.5, "judge": 0.5}
     forest, texts, tasks = grown({"g": ["a", "b", "c"]})
     tasks = [Task(t.id, t.prompt, "yes") for t in tasks]

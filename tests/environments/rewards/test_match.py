@@ -60,7 +60,7 @@ def test_places_and_counts_by_name():
     assert actual == [1.0, 0.0, 0.0] and column(forest, "malformed_match") == [0, 0, 1]
     actual, forest, _ = matched(["3", "5", "3, no, 4"], 4, metric="count_distance")
     assert actual == [0.75, 0.75, 0.0] and column(forest, "malformed_match") == [0, 0, 1]
-    options = {"metric": "point_distance", "most": "diagonal", "size": "info.size"}
+    options = {"metric": "point_distance", "max_distance": "diagonal", "size": "info.size"}
     assert matched(["30 40"], [0, 0], {"size": [60, 80]}, **options)[0] == [pytest.approx(0.5)]
 
 
@@ -106,7 +106,7 @@ def test_a_metric_of_ones_own_and_what_it_breaks(tmp_path):
         ({"metric": "wer", "pattern": "("}, "no regular expression"),
         ({"metric": "wer", "reference": "solution"}, "'answer' or info.NAME"),
         ({"metric": "wer", "baseline": 1.0}, "below 1"),
-        ({"metric": "wer", "by": "info.kind"}, "needs route"),
+        ({"metric": "wer", "route_by": "info.kind"}, "needs route"),
         ({"route": {"a": {}}}, "match.route.a: name a metric"),
     ],
 )

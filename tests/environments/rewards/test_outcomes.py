@@ -270,7 +270,7 @@ def test_entities_in_a_text() -> None:
 
 @given(ROWS, st.sampled_from([0.0, 0.3, 0.9]))
 def test_it_equals_a_loop(rows, most) -> None:
-    actual = EntityMatch(component="progress", most=most)(grown(rows)).tolist()
+    actual = EntityMatch(component="progress", max_reward=most)(grown(rows)).tolist()
     for (g, right, rate, _), r in zip(rows, actual, strict=True):
         if right is None:
             assert math.isnan(r)
@@ -282,7 +282,7 @@ def test_it_equals_a_loop(rows, most) -> None:
 
 def test_nothing_for_near_misses_leaves_the_verdict() -> None:
     forest = grown([("a", True, 0.5), ("a", False, 1.0), ("b", False, 0.0)], "entities")
-    assert EntityMatch(most=0.0)(forest).tolist() == [1.0, 0.0, 0.0]
+    assert EntityMatch(max_reward=0.0)(forest).tolist() == [1.0, 0.0, 0.0]
 
 
 def test_truncated_attempts_earn_zero_and_unknown_rates_none() -> None:
@@ -314,7 +314,7 @@ def test_entity_match_refusals() -> None:
         EntityMatch()(grown([("a", False, 0.5)]))
     for most in (1.0, -0.1):
         with pytest.raises(ConfigError, match="entity_match"):
-            EntityMatch(most=most)
+            EntityMatch(max_reward=most)
 
 
 CorrectPrefix = shape("correct_prefix")
@@ -330,7 +330,7 @@ def test_correct_prefix_the_cards_numbers():
 
 @given(ROWS, st.sampled_from(["all_wrong", "all"]))
 def test_correct_prefix_it_equals_a_loop(rows, groups):
-    part = CorrectPrefix(component="progress", groups=groups, steepness=3.0, middle=0.4, most=0.8)
+    part = CorrectPrefix(component="progress", groups=groups, steepness=3.0, middle=0.4, max_reward=0.8)
     actual = part(grown(rows)).tolist()
     for (g, right, share, _), r in zip(rows, actual, strict=True):
         if right is None:
@@ -362,7 +362,7 @@ def test_correct_prefix_refusals():
     forest = grown([("a", False, 0.5)])
     with pytest.raises(ConfigError, match="correct_prefix reads component 'correct_prefix', which no reward computes"):
         CorrectPrefix()(forest)
-    for wrong in ({"groups": "none"}, {"steepness": 0.0}, {"most": 1.5}, {"most": 0.0}):
+    for wrong in ({"groups": "none"}, {"steepness": 0.0}, {"max_reward": 1.5}, {"max_reward": 0.0}):
         with pytest.raises(ConfigError, match="correct_prefix"):
             CorrectPrefix(**wrong)  # type: ignore[arg-type]  # that is what is tested
 

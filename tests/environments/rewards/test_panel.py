@@ -28,7 +28,7 @@ def paid(options, groups, weights="judge"):
         return forest.outcome.tolist(), columns, rewards
 
 
-PANEL = [{"name": name, "by": by(lambda t, x=x: x)} for name, x in (("a", 2), ("b", 9), ("c", 9.5))]
+PANEL = [{"name": name, "teacher": by(lambda t, x=x: x)} for name, x in (("a", 2), ("b", 9), ("c", 9.5))]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_combinations_of_three_judges(combine, expected):
 
 
 def test_uniform_phantom_can_move_away_from_a_louder_judge():
-    louder = [{"name": "a", "by": by(lambda t: 10)}, *PANEL[1:]]
+    louder = [{"name": "a", "teacher": by(lambda t: 10)}, *PANEL[1:]]
     assert paid({"panel": louder, "combine": "uniform_phantom"}, {"g": ["x"]})[0] == [0.9]
 
 
@@ -60,14 +60,14 @@ def test_lexicographic_by_hand_and_that_it_is_not_transitive():
 
 def test_agreement_of_votes():
     assert agreement([1.0, 1.0, 0.0]) == [0.5, 0.5, 0.0]
-    votes = [{"name": n, "by": by(lambda t, x=x: x)} for n, x in (("a", 10), ("b", 10), ("c", 0))]
+    votes = [{"name": n, "teacher": by(lambda t, x=x: x)} for n, x in (("a", 10), ("b", 10), ("c", 0))]
     assert paid({"panel": votes, "combine": "agreement"}, {"g": ["x"]})[0] == [1.0]
 
 
 def test_bad_reply_costs_a_verdict_and_only_all_cost_the_score():
     moody = [
-        {"name": "a", "by": by(lambda t: None if t == "y" else 4)},
-        {"name": "b", "by": by(lambda t: None if t in "yz" else 8)},
+        {"name": "a", "teacher": by(lambda t: None if t == "y" else 4)},
+        {"name": "b", "teacher": by(lambda t: None if t in "yz" else 8)},
     ]
     outcome, columns, rewards = paid({"panel": moody}, {"g": ["x", "y", "z"]})
     assert outcome[0] == pytest.approx(0.6) and math.isnan(outcome[1]) and outcome[2] == 0.4
@@ -77,8 +77,11 @@ def test_bad_reply_costs_a_verdict_and_only_all_cost_the_score():
 
 def test_held_out_judges_are_recorded_and_not_paid():
     options = {
-        "by": by(lambda t: 9),
-        "held_out": [{"name": "a", "by": by(lambda t: 10 * (t == "x"))}, {"name": "b", "by": by(lambda t: 2)}],
+        "teacher": by(lambda t: 9),
+        "held_out": [
+            {"name": "a", "teacher": by(lambda t: 10 * (t == "x"))},
+            {"name": "b", "teacher": by(lambda t: 2)},
+        ],
     }
     outcome, columns, _ = paid(options, {"g": ["x", "y"]})
     assert outcome == [0.9, 0.9]
@@ -119,11 +122,11 @@ def test_a_function_of_the_users_combines(tmp_path):
         ({"panel": [PANEL[0], PANEL[0]]}, "two judges named 'a'"),
         ({"panel": [{**PANEL[0], "combine": "mean"}]}, "can't have combine"),
         ({"panel": PANEL, "combine": "maximum"}, "it is one of mean, median"),
-        ({"by": "somebody"}, "no model of the section teacher"),
+        ({"teacher": "somebody"}, "no model of the section teacher"),
         ({"panel": PANEL, "refresh": {"every": 2}}, "a single judge"),
-        ({"by": PANEL[0]["by"], "mode": "confidence"}, "log-probs of given tokens"),
-        ({"by": PANEL[0]["by"], "refresh": {"often": 2}}, "has no 'often'"),
-        ({"by": PANEL[0]["by"], "held_out_every": 0}, "at least 1"),
+        ({"teacher": PANEL[0]["teacher"], "mode": "confidence"}, "log-probs of given tokens"),
+        ({"teacher": PANEL[0]["teacher"], "refresh": {"often": 2}}, "has no 'often'"),
+        ({"teacher": PANEL[0]["teacher"], "held_out_every": 0}, "at least 1"),
     ],
 )
 def test_what_can_not_work_is_refused(options, words):
@@ -135,12 +138,12 @@ def test_a_debate_is_asked_in_both_orders():
     forest, texts, tasks = grown({"g": ["x", "y", "z"]})
     forest = forest.replace(info=[{"cases": ["pro", "con"]}, {"cases": ["con", "pro"]}, {}])
     pro_first = function(lambda q: "A" if q.index("\npro\n") < q.index("\ncon\n") else "B")
-    debate = judge_reward({"by": pro_first, "mode": "debate"})
+    debate = judge_reward({"teacher": pro_first, "mode": "debate"})
     actual = debate(forest, texts, tasks)["judge"].tolist()
     assert actual[:2] == [1.0, 0.0] and math.isnan(actual[2])
     assert [kind for kind, _ in debate.failures()] == ["nonsense"]
     for options, paid in (({}, 0.5), ({"tie": 0.0}, 0.0)):  # whoever is shown first
-        tied = judge_reward({"by": function(lambda q: "A"), "mode": "debate", **options})
+        tied = judge_reward({"teacher": function(lambda q: "A"), "mode": "debate", **options})
         assert tied(forest, texts, tasks)["judge"].tolist()[:2] == [paid] * 2
     assert METHODS["debate_reward"].keys["scoring.options"]["judge"]["tie"] == 0.0
     with pytest.raises(ConfigError, match="have none"):

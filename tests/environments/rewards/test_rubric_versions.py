@@ -15,7 +15,7 @@ def made(reply, **refresh):
     judge = function(lambda q: requests.append(q) or f"Score: {answer_in(q)}")
     writer = function(lambda q: requests.append(q) or reply)
     return judge_reward(
-        {"by": judge, "rubric": "Is it long?", "refresh": {"by": writer, "every": 2, **refresh}}
+        {"teacher": judge, "rubric": "Is it long?", "refresh": {"teacher": writer, "every": 2, **refresh}}
     ), requests
 
 

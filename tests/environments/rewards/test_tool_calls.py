@@ -211,7 +211,7 @@ def test_only_execution_counts_without_an_expected_answer() -> None:
     forest = Forest.from_records(
         [episode(0, [("q", None, None), ("7", None, None)], None), episode(1, [("q", None, None)], "7")]
     )
-    actual = ToolResult(executed=0.3)(forest)
+    actual = ToolResult(execution_reward=0.3)(forest)
     assert float(actual[0]) == 0.3 and actual.isnan().tolist() == [False, True, True]
 
 

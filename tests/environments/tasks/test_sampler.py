@@ -55,8 +55,8 @@ def test_three_rates_with_a_mean_of_seven_tenths_are_mastery() -> None:
     memory = TaskMemory(window=3, rows={"x": [0.6, 0.7, 0.8]})
     recent = tensor(*memory.predict(["x"]), 0.5)
     assert sum([0.6, 0.7, 0.8]) < 2.1
-    assert sampler.first_unmastered(recent, mastered=0.7).tolist() == [0, 1]
-    assert sampler.first_unmastered(tensor(0.69999, 0.5), mastered=0.7).tolist() == [1, 0]
+    assert sampler.first_unmastered(recent, mastery_rate=0.7).tolist() == [0, 1]
+    assert sampler.first_unmastered(tensor(0.69999, 0.5), mastery_rate=0.7).tolist() == [1, 0]
     assert sampler.first_unmastered(tensor(0.9, 0.9)).tolist() == [0, 1]  # all mastered: the last
 
 

@@ -62,7 +62,7 @@ def test_a_judge_sees_the_picture_of_the_policy(sees):
 def test_a_judge_that_reads_texts_is_told_the_picture_by_name():
     cold = load("tiny:cold", task="arithmetic")
     judge, asked_task = LocalJudge(cold.model, cold.tokenizer), task(200)
-    assert not judge.sees
+    assert not judge.vision
     assert prompt_of(asked_task, judge) == f"{media.label(asked_task.prompt[0]['content'][0]['image'])}colour?"
     assert not any(map(media.is_row, judge._ids(Rubric(judge).question("red", asked_task))))
 
@@ -122,7 +122,7 @@ def row_of(judge, text, *refs):
 @pytest.mark.parametrize("sizes", [[(32, 32)], [(24, 64), (32, 16)]])
 def test_log_probs_of_an_m_rope_judge_equal_transformers(qwen, sizes):
     judge, own_value = qwen
-    assert judge.sees and next(judge.model.parameters()).dtype == torch.float32
+    assert judge.vision and next(judge.model.parameters()).dtype == torch.float32
     actual = {}
     for seed in (0, 10):
         refs = [picture(seed + i, *size) for i, size in enumerate(sizes)]
@@ -195,10 +195,10 @@ def coloured(channel):
 
 def test_a_server_that_sees_is_sent_the_pixels_in_a_data_url():
     with answering(colour_of) as (url, requests):
-        judge = judge_of_a_run(server=url, model="m", sees=True)
+        judge = judge_of_a_run(server=url, model="m", vision=True)
         said_of = [judge.ask(Rubric(judge).question("red", coloured(channel))) for channel in (0, 1, 2)]
         assert said_of == ["Score: 7", "Score: 8", "Score: 9"]
-        assert judge_reward({"server": url, "model": "m", "sees": True}).judge.sees
+        assert judge_reward({"server": url, "model": "m", "vision": True}).judge.vision
         blind = judge_of_a_run(server=url, model="m")
         assert blind.ask(Rubric(blind).question("red", coloured(0))) == "Score: 1"
     (message,) = json.loads(requests[0][2])["messages"]
@@ -216,16 +216,16 @@ def test_what_a_policy_writes_shows_a_judge_no_picture(sees):
     assert not {*media.MARK} & {*Listener(judge).visible_text(forged)}
 
 
-@pytest.mark.parametrize("other", [{"model": "tiny-vision:cold"}, {"ask": "x.py:f"}])
+@pytest.mark.parametrize("other", [{"model": "tiny-vision:cold"}, {"function": "x.py:f"}])
 def test_sees_is_said_of_servers_alone(other):
-    with pytest.raises(ConfigError, match=r"teacher\.models\.eye\.sees is for a server: a checkpoint is shown"):
-        judge_of_a_run(**other, sees=True)
-    with pytest.raises(ConfigError, match=r"scoring\.options\.judge\.sees is for a server"):
-        judge_reward({"ask": "x.py:f", "sees": True})
+    with pytest.raises(ConfigError, match=r"teacher\.models\.eye\.vision is for a server: a checkpoint is shown"):
+        judge_of_a_run(**other, vision=True)
+    with pytest.raises(ConfigError, match=r"scoring\.options\.judge\.vision is for a server"):
+        judge_reward({"function": "x.py:f", "vision": True})
 
 
 def test_a_panel_member_of_another_source_sees_by_itself(tmp_path):
     (tmp_path / "eyes.py").write_text("def ask(messages):\n    return 'Score: 1'\n")
-    panel = [{"name": "same"}, {"name": "other", "ask": f"{tmp_path}/eyes.py:ask"}]
-    actual = judge_reward({"server": "http://localhost:1/v1", "model": "m", "sees": True, "panel": panel})
-    assert actual.members["same"].judge.sees and not hasattr(actual.members["other"].judge, "sees")
+    panel = [{"name": "same"}, {"name": "other", "function": f"{tmp_path}/eyes.py:ask"}]
+    actual = judge_reward({"server": "http://localhost:1/v1", "model": "m", "vision": True, "panel": panel})
+    assert actual.members["same"].judge.vision and not hasattr(actual.members["other"].judge, "vision")

@@ -89,13 +89,13 @@ def test_patches_of_the_authors_size_and_the_mean():
 
 def test_tokens_alone_can_be_hidden_and_patches_need_a_picture():
     forest = forest_of(pixels(4))
-    masked = MaskedObservation(hide="tokens", share=1.0).masked(forest, tools())
+    masked = MaskedObservation(mask_unit="tokens", share=1.0).masked(forest, tools())
     rows = forest.token >= media.FIRST
     assert torch.equal(masked.token[rows], forest.token[rows]) and masked.media == forest.media
     assert masked.token[17:21].tolist() == [2, 2, 2, 2], "row? is blank"
     bare = Forest.from_completions([[1, 5]], [[[6], [7]]], [1.0, 0.0])
     with pytest.raises(GxpoError, match="no picture is shown"):
-        MaskedObservation(hide="patches").masked(bare, tools())
+        MaskedObservation(mask_unit="patches").masked(bare, tools())
 
 
 def test_the_masked_log_probs_are_those_of_the_masked_pictures():

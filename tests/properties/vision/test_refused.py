@@ -29,7 +29,7 @@ def test_engines_elsewhere_refuse_requests_with_pictures():
 
 
 def test_remote_engines_run_vision_models_if_they_show_pictures():
-    run = Run("d", "LlavaForConditionalGeneration", "float32", "cpu", 1, 1, Sampling(), sees=True)
+    run = Run("d", "LlavaForConditionalGeneration", "float32", "cpu", 1, 1, Sampling(), has_vision=True)
     with pytest.raises(ConfigError, match=r"sampling.engine=openai can't be used here: .*/v1/completions takes"):
         choose("openai", run, servers=["http://localhost:8000/v1"])
     assert choose("vllm", run, has_vllm=lambda where: True).engine == "vllm"

@@ -97,7 +97,7 @@ def test_uninformative_and_truncated_right_rows_have_no_weight() -> None:
     forest = eframe().rollout.grow(tasks("a"), session)
     assert forest.truncated.tolist() == [False, True, False, True, False]
     assert weights(eframe(), forest) == [1.0, 0.0, 1.0, 1.0, 1.0]
-    assert weights(eframe(**{"weight.informative.least": 1.0}), forest) == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert weights(eframe(**{"weight.informative.min_score": 1.0}), forest) == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_large_advantages_come_back_every_fifth_step() -> None:

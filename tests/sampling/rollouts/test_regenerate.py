@@ -74,7 +74,7 @@ def test_the_first_failing_step_is_a_group_of_its_own(count, rules):
 def test_the_reasoning_before_the_call_is_kept(count):
     """Five tokens of "thinking 1" and its end are taken off: "thin" stands in the prompt of what is written anew."""
     say = says(["thinking 1", "x"], anew=lambda j: "gs" if j else "x")
-    s, forest = grown(count, say, Regenerate(group_size=1, samples=2, dropped=7), tokens=12)
+    s, forest = grown(count, say, Regenerate(group_size=1, samples=2, cut_tokens=7), tokens=12)
     assert forest.group[1:] == ["s1/steps/0/0/t0"] * 2 and forest.outcome[1:].tolist() == [1.0, 0.0]
     for r, text in ((1, "x"), (2, "gs")):
         (step,) = turns_of(forest, r)
@@ -114,7 +114,7 @@ def test_streams_differ_and_the_episodes_are_not_touched(count):
 def test_the_learner_reads_what_was_sampled(model, rules):
     with EnvPool(source("keydoor", {"style": "bare", "size": 4, "max_turns": 4}), workers=0) as pool:
         s = acting(pool, model=model, rules=rules, sampling=Sampling(max_new_tokens=3))
-        forest = Regenerate(group_size=2, samples=3, dropped=2).grow(seeded(s, 1, 2), s)
+        forest = Regenerate(group_size=2, samples=3, cut_tokens=2).grow(seeded(s, 1, 2), s)
     assert forest.n_trajectories == 4 + 6 and all(info["kept"] == 1 for info in forest.info[4:])
     actual = TorchLearner(model, lr=1e-3).outputs(forest)["logprob"]
     assert torch.allclose(actual, forest.path_behaviour_logprob, rtol=0, atol=1e-9)
@@ -130,7 +130,7 @@ def test_what_breaks_is_unscored():
     assert not bool(forest.scored.any()) and forest.n_trajectories == 1
 
 
-@pytest.mark.parametrize("fields", [{"group_size": 0}, {"samples": -1}, {"dropped": 0}, {"prompts": -1}])
+@pytest.mark.parametrize("fields", [{"group_size": 0}, {"samples": -1}, {"cut_tokens": 0}, {"prompts": -1}])
 def test_impossible_settings_are_refused(fields):
     with pytest.raises(ConfigError, match=f"rollout.{next(iter(fields))}"):
         Regenerate(**fields)
@@ -140,7 +140,7 @@ def test_impossible_settings_are_refused(fields):
 def test_a_cut_prefix_keeps_the_ids_that_were_sampled(count):
     """The reference tokenises the text of a cut prefix again, which can give other ids. Here the ids stay: a policy
     that spelt a word letter by letter is asked to go on after those letters."""
-    s, forest = grown(count, says(["letters1"]), Regenerate(group_size=1, samples=2, dropped=3))
+    s, forest = grown(count, says(["letters1"]), Regenerate(group_size=1, samples=2, cut_tokens=3))
     sampled = forest.action(0)
     requests, _ = s.engine.calls[-1]
     assert list(requests[0].prompt[-len(sampled) + 3 :]) == sampled[:-3]

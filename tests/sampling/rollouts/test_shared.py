@@ -74,15 +74,15 @@ def test_a_task_of_another_prompt_is_another_task(tmp_path: Path) -> None:
 
 def test_implausible_completions_are_rejected(tmp_path: Path) -> None:
     folder = publish(tmp_path / "other", {"a": ["2", "3", "!2"]})
-    kept = grow(Shared(3, [folder], least_probability=0.001))
+    kept = grow(Shared(3, [folder], min_probability=0.001))
     assert sum(origin == "shared" for origin in kept.origin) == 2
     assert sum(origin == "shared" for origin in grow(Shared(3, [folder])).origin) == 3
 
 
 def test_at_most_so_many_foreign_groups(tmp_path: Path) -> None:
     folders = [publish(tmp_path / name, {"a": ["2", "3"], "b": ["4", "3"]}) for name in ("one", "two")]
-    groups = {g for g in grow(Shared(2, folders, foreign=3)).group if "shared" in g}
-    assert len(groups) == 3 and set(grow(Shared(2, folders, foreign=0)).origin) == {"policy"}
+    groups = {g for g in grow(Shared(2, folders, max_foreign_groups=3)).group if "shared" in g}
+    assert len(groups) == 3 and set(grow(Shared(2, folders, max_foreign_groups=0)).origin) == {"policy"}
 
 
 def test_a_bad_file_is_left_out_and_a_missing_folder_refused(tmp_path: Path) -> None:

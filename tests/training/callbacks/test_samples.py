@@ -40,7 +40,7 @@ def test_groups_whose_outcomes_differ_come_first():
     records = [record("a", 1.0), record("a", 1.0), record("b", 0.0), record("b", 3.0), record("b", 2.0)]
     chosen = samples.contrasts(records)
     assert [r["id"] for r in chosen] == ["b/3.0", "b/0.0", "a/1.0"]
-    assert [row["completion"] for row in samples.rows(records, step=4, set="train", most=2)] == ["b3.0", "b0.0"]
+    assert [row["completion"] for row in samples.rows(records, step=4, set="train", max_rows=2)] == ["b3.0", "b0.0"]
 
 
 def test_an_unscored_rollout_is_chosen_only_if_all_are_unscored():
@@ -51,7 +51,7 @@ def test_an_unscored_rollout_is_chosen_only_if_all_are_unscored():
 def test_a_row_has_every_column_and_counts_tokens_of_all_turns():
     turns = [{"action": [1, 2, 3], "action_text": "go"}, {"action": [4], "action_text": "stop"}]
     line = record("g", 1.0, turns=turns, success=True, task="t/1", info={"advantage": 0.5, "answer": 42})
-    (row,) = samples.rows([line], step=3, set="eval", most=9)
+    (row,) = samples.rows([line], step=3, set="eval", max_rows=9)
     assert tuple(row) == samples.COLUMNS
     assert row == {
         "step": 3, "set": "eval", "task": "t/1", "prompt": "g", "completion": "go\nstop", "reward": 1.0,
@@ -74,8 +74,8 @@ def test_a_fork_names_the_turn_that_it_continues():
 
 
 def test_tables_are_one_for_each_set():
-    chosen = [*samples.rows([record("a", 1.0)], step=1, set="eval", most=1)]
-    chosen += samples.rows([record("b", 0.0)], step=1, set="train", most=1)
+    chosen = [*samples.rows([record("a", 1.0)], step=1, set="eval", max_rows=1)]
+    chosen += samples.rows([record("b", 0.0)], step=1, set="train", max_rows=1)
     tables = samples.tables(chosen, lambda columns, data: (columns, data))
     assert list(tables) == ["samples/eval", "samples/train"]
     columns, data = tables["samples/train"]

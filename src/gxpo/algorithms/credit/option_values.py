@@ -49,13 +49,13 @@ def option_targets(
     return paid + discount * torch.where(has_next, value.to(torch.float64)[after], at_end)
 
 
-def imitation_weight(advantage: Tensor, temperature: float, most: float) -> Tensor:
+def imitation_weight(advantage: Tensor, temperature: float, max_weight: float) -> Tensor:
     """Advantage-weighted imitation (AWR): min(e^(A / temperature), most), elementwise.
 
     >>> imitation_weight(torch.tensor([0.5, -0.5, 2.0]).double(), 1 / 3, 100.0).round(decimals=6).tolist()
     [4.481689, 0.22313, 100.0]
     """
-    return (advantage / temperature).exp().clamp_max(most)
+    return (advantage / temperature).exp().clamp_max(max_weight)
 
 
 @part("option_values", stage="credit")

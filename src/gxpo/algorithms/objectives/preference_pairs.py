@@ -178,7 +178,7 @@ class PreferencePairs(LabelTerm):
     success_slope    multiplies beta in those pairs
     weight_by_gap    multiplies the loss of a pair by the difference of its two outcomes; not of pairs by verdict
     gap_margin       adds to `margin` this times that difference
-    least_gap        leaves out pairs whose outcomes differ by less; of groups all of whose pairs do, nothing is learned
+    min_gap          leaves out pairs whose outcomes differ by less; of groups all of whose pairs do, nothing is learned
     verdict_first    of "ordered": a success is better than a failure whatever their outcomes, and `weight_by_gap` is 1
                      there
     unpaired         trajectories of groups without a pair are set against score 0: h = s for a success, -s for others
@@ -214,7 +214,7 @@ class PreferencePairs(LabelTerm):
     margin: float = field(default=0.0, kw_only=True)
     bias: Positive = field(default=1.0, kw_only=True)
     gap_margin: Width = field(default=0.0, kw_only=True)
-    least_gap: Width = field(default=0.0, kw_only=True)
+    min_gap: Width = field(default=0.0, kw_only=True)
     length_offset: Annotated[float, Ge(0)] = field(default=0.0, kw_only=True)
     turns: Over = field(default="answer", kw_only=True)
     gamma: Annotated[float, Interval(gt=0, le=1)] = field(default=1.0, kw_only=True)
@@ -312,8 +312,8 @@ class PreferencePairs(LabelTerm):
         """Rows of the better and of the worse trajectory of each pair, [n] and [n]."""
         left, right = pairs(forest.ids("group", axis="R"), better, worse)
         is_pair = forest.compared[left] | forest.compared[right]
-        if self.least_gap:
-            is_pair &= forest.outcome[left] - forest.outcome[right] >= self.least_gap - grouped.DEGENERATE
+        if self.min_gap:
+            is_pair &= forest.outcome[left] - forest.outcome[right] >= self.min_gap - grouped.DEGENERATE
         if self.pairs == "ordered":
             # all members are on both sides: kept are pairs whose left outcome is higher by more than rounding
             high, low = forest.outcome[left], forest.outcome[right]

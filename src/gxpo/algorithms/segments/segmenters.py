@@ -115,13 +115,13 @@ class Delimiter(Segmenter):
 class Pattern(Segmenter):
     """Segments begin at regular expression matches: with the token in which a match of `regex` begins.
 
-    first, apart  characters before the first match that counts, and between two that do (VSRM: 1000 and 400, with
-                  `regex` for sentences that begin with "wait", "but", "however"...)
+    min_offset, min_distance  characters before the first match that counts, and between two that do (VSRM: 1000 and
+                              400, with `regex` for sentences that begin with "wait", "but", "however"...)
     """
 
     regex: str = r"(?i)(?<=[.!?\n])\s{0,32}(wait|but|however|hmm|so)\b"
-    first: Annotated[int, Ge(0)] = 0
-    apart: Annotated[int, Ge(0)] = 0
+    min_offset: Annotated[int, Ge(0)] = 0
+    min_distance: Annotated[int, Ge(0)] = 0
 
     def __post_init__(self) -> None:
         _compiled("regex", self.regex)
@@ -131,7 +131,7 @@ class Pattern(Segmenter):
         for match in re.finditer(self.regex, action.text):
             offset = match.start()
             # Matches too early or too near to the last one that counted are skipped (VSRM).
-            if offset < self.first or (last_offset is not None and offset - last_offset < self.apart):
+            if offset < self.min_offset or (last_offset is not None and offset - last_offset < self.min_distance):
                 continue
             last_offset = offset
             entries += list(action.holding(offset, offset + 1))[:1]

@@ -136,8 +136,9 @@ class AnswerBelief(SignalPart):
     unit      "turn" | "segment" (of the forest's column; needs a segmenter)
     cue       text between the rollout so far and the answer, in the form in which the policy answers
     reduce    see `answer_belief`
-    answered  True: the last turn or segment of a trajectory gives the answer, and the belief after it is that before
-              it. A policy that never goes on once it has answered may not know how to continue after the cue
+    ends_with_answer  True: the last turn or segment of a trajectory gives the answer, and the belief after it is that
+                      before it. A policy that never goes on once it has answered may not know how to continue after
+                      the cue
 
     The answer is not sampled: its tokens are read by the policy at the start of the step, at temperature 1. A turn or
     segment ends at its `boundaries`, so that the belief after one is that before the next: the gains of a trajectory
@@ -155,7 +156,7 @@ class AnswerBelief(SignalPart):
     unit: Literal["turn", "segment"] = "turn"
     cue: Annotated[str, MinLen(1)] = "\nThe answer is "
     reduce: Reduction = "exp_mean_log"
-    answered: bool = False
+    ends_with_answer: bool = False
 
     provides = ("belief_before", "belief_after", "answer_confidence")
 
@@ -204,7 +205,7 @@ class AnswerBelief(SignalPart):
         action_vocabulary = torch.unique(forest.token[forest.path_token]).tolist()
         # Ids without text end an action (eos, end of turn): after them the policy would open another turn.
         silent = torch.tensor([i for i in action_vocabulary if i >= 0 and not tools.decode([i])], dtype=torch.int64)
-        first, before, after = boundaries(forest, unit, None if self.answered else silent)
+        first, before, after = boundaries(forest, unit, None if self.ends_with_answer else silent)
         n_units, author = len(first), forest.policy[forest.token_node[forest.path_token[first]]]
         answer = continuation_R[forest.path_trajectory[first]]
         probe_key = torch.stack([torch.cat([before, after]), author.repeat(2), answer.repeat(2)], 1)

@@ -47,7 +47,7 @@ class CentralValue(RidgeProbe):
     acts  True: of the others the mean over what they did, so that the baseline knows their actions and not the agent's
           own (MADDPG); False: before anybody acted (MAPPO)
 
-    Refitted before every step on outcomes of the steps before; the mean outcome of all, until there are `enough`. The
+    Refitted before every step on outcomes of the steps before; the mean outcome of all, until there are `min_rows`. The
     estimates are held between the outcomes that it was fitted on. Figures: probe_rows, baseline_error.
     """
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from gxpo.parts.protocols import Signals
 
 
-def decay_at(step: int, growth: float, most: float, flat: int = 0) -> float:
-    """Decay of a moving average of parameters at a step: growth (step - flat), from 0 up to `most`.
+def decay_at(step: int, growth: float, max_decay: float, flat: int = 0) -> float:
+    """Decay of a moving average of parameters at a step: growth (step - flat), from 0 up to `max_decay`.
 
     >>> [decay_at(step, 0.001, 0.3) for step in (0, 100, 900)]
     [0.0, 0.1, 0.3]
     """
-    return min(max(growth * (step - flat), 0.0), most)
+    return min(max(growth * (step - flat), 0.0), max_decay)
 
 
 @part("anchor", stage="signal")

@@ -38,12 +38,14 @@ def implicit_reward(
     return beta * torch.zeros(n, dtype=torch.float64).index_add_(0, owner_P, gap)
 
 
-def preferences(outcome: Tensor, group: Tensor, where: Tensor, alike: str = "group") -> tuple[Tensor, Tensor, Tensor]:
+def preferences(
+    outcome: Tensor, group: Tensor, where: Tensor, loss_unit: str = "group"
+) -> tuple[Tensor, Tensor, Tensor]:
     """Preference pairs within groups: better [K], worse [K], weight [K] float64.
 
     outcome [R]; group [R] ids, -1 = in none; where [R] bool, trajectories that take part. The weights add up to 1.
-    `alike` "group": those of a group's pairs to 1 / number of groups that have a pair, so that every such group counts
-    the same; "pair": every pair does. Equal outcomes are no pair.
+    `loss_unit` "group": those of a group's pairs to 1 / number of groups that have a pair, so that every such group
+    counts the same; "pair": every pair does. Equal outcomes are no pair.
     """
     takes = where & outcome.isfinite() & (group >= 0)
     # Outcomes that differ by rounding are equal, and no preference.
@@ -51,7 +53,7 @@ def preferences(outcome: Tensor, group: Tensor, where: Tensor, alike: str = "gro
     is_pair = (group[:, None] == group[None]) & (outcome[:, None] > outcome[None]) & takes[:, None] & takes[None]
     better, worse = is_pair.nonzero(as_tuple=True)
     group_of_pair = group[better]
-    if alike == "pair":
+    if loss_unit == "pair":
         return better, worse, torch.full((len(group_of_pair),), 1.0 / max(len(group_of_pair), 1), dtype=torch.float64)
     pairs = torch.bincount(group_of_pair)
     # A group's pairs grow with the square of its size: divided by their number, groups count alike.
@@ -87,7 +89,7 @@ class ImplicitReward(OwnModel):
     lr      of the reward model
     epochs  optimiser steps on each step's pairs, which are all pairs of different outcomes in a group
     score   of a trajectory in a pair: "sum" of its actions' log-ratios, or their "mean" over its steps
-    alike   unit of equal weight in the loss: a "group" that has a pair, or a "pair"
+    loss_unit  unit of equal weight in the loss: a "group" that has a pair, or a "pair"
     scale   "largest": the rewards are divided by the largest of the step's in size, and 1e-6; "none". What two forward
             passes may differ by is 0 before that
 
@@ -100,7 +102,7 @@ class ImplicitReward(OwnModel):
     lr: Annotated[float, Gt(0)] = 1e-4
     epochs: Annotated[int, Ge(1)] = 1
     score: Literal["sum", "mean"] = "sum"
-    alike: Literal["group", "pair"] = "group"
+    loss_unit: Literal["group", "pair"] = "group"
     scale: Literal["none", "largest"] = "none"
 
     provides = ("process_reward",)
@@ -120,7 +122,7 @@ class ImplicitReward(OwnModel):
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
         group = forest.ids("group", axis="R")
-        better, worse, weight = preferences(forest.outcome, group, forest.compared & forest.scored, self.alike)
+        better, worse, weight = preferences(forest.outcome, group, forest.compared & forest.scored, self.loss_unit)
         if not len(better):
             return {"prm_pairs": 0.0}
         # Only members of pairs have a gradient: the other entries are left out of the forward pass.

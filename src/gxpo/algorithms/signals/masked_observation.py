@@ -138,7 +138,7 @@ def picture_kl(forest: Forest, learner: Learner) -> float | None:
 class MaskedObservation(SignalPart):
     """The signal "masked_logprob" [P]: log-probs of the actions with the context partly masked (PAPO, VPPO).
 
-    hide   "patches" of the pictures, prompt and observation "tokens", or "auto": patches where there are pictures
+    mask_unit  "patches" of the pictures, prompt and observation "tokens", or "auto": patches where there are pictures
     share  probability that a token or a patch is hidden
     fill   replacement of a token: "blank" (one that says nothing) or "random" (an id from the step's own contexts, each
            as often as any other)
@@ -155,7 +155,7 @@ class MaskedObservation(SignalPart):
     before the tower; text tokens in their place is this library's reading.
     """
 
-    hide: Literal["auto", "patches", "tokens"] = "auto"
+    mask_unit: Literal["auto", "patches", "tokens"] = "auto"
     share: Annotated[float, Interval(gt=0, le=1)] = 0.6
     fill: Literal["blank", "random"] = "blank"
     patch: Annotated[int, Ge(0)] = 0
@@ -170,9 +170,11 @@ class MaskedObservation(SignalPart):
     def masked(self, forest: Forest, tools: SignalTools) -> Forest:
         """The forest as the policy sees it with its context partly masked."""
         pictures = bool((forest.token >= media.FIRST).any()) if forest.media else False
-        if self.hide == "patches" and not pictures:
-            raise GxpoError("signal.masked_observation.hide=patches: no picture is shown in this step: hide tokens")
-        if self.hide == "tokens" or not pictures:
+        if self.mask_unit == "patches" and not pictures:
+            raise GxpoError(
+                "signal.masked_observation.mask_unit=patches: no picture is shown in this step: mask tokens"
+            )
+        if self.mask_unit == "tokens" or not pictures:
             hidden = hidden_tokens(forest, self.share, tools.seed, tools.step)
             return mask_tokens(forest, hidden, self.fill, tools.blank_id, tools.seed, tools.step)
 

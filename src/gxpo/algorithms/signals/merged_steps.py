@@ -68,11 +68,11 @@ class MergedSteps(RidgeProbe):
     and probe(step) for a trajectory's first. The probe is one model for both. It is fitted before every step of
     training on the newest `buffer` steps and merged pairs of the steps of training before: its labels are
     `step_labels`, of a pair that of its second step, so that an error which the next step puts right is no error of the
-    two. Nothing of the rollouts that it judges is in it. As long as fewer than `enough` rows are there, all rewards are
-    0 (`steps_used` 0).
+    two. Nothing of the rollouts that it judges is in it. As long as fewer than `min_rows` rows are there, all rewards
+    are 0 (`steps_used` 0).
 
-    scored  units that are judged: single steps, or these and pairs. Pairs are trained on either way
-    merged  weight of the pair; 0: a process reward model of single steps, and no pairs are trained on
+    score_unit   units that are judged: single steps, or these and pairs. Pairs are trained on either way
+    pair_weight  weight of the pair; 0: a process reward model of single steps, and no pairs are trained on
 
     A step is a segment of an action, or a turn without segments; one that several trajectories share is one row.
     Figures: steps_rows (rows it was fitted on), steps_used, and over the labelled steps steps_error (mean (reward -
@@ -84,8 +84,8 @@ class MergedSteps(RidgeProbe):
     """
 
     buffer: int = 2048
-    scored: Literal["step", "blend"] = "step"
-    merged: Annotated[float, Interval(ge=0, le=1)] = 0.5
+    score_unit: Literal["step", "blend"] = "step"
+    pair_weight: Annotated[float, Interval(ge=0, le=1)] = 0.5
 
     provides = ("piece_reward",)
 
@@ -97,7 +97,7 @@ class MergedSteps(RidgeProbe):
         if fitted is not None:
             weight, intercept = fitted
             # A trajectory's first step has no pair: it is judged by itself.
-            share = (self.merged if self.scored == "blend" else 0.0) * has_previous.to(torch.float64)
+            share = (self.pair_weight if self.score_unit == "blend" else 0.0) * has_previous.to(torch.float64)
             reward = (1 - share) * (single @ weight) + share * (pair @ weight) + intercept
         self.latest.clear()
         self.latest.update(
@@ -118,7 +118,7 @@ class MergedSteps(RidgeProbe):
             figures["steps_error"] = float((latest_rows["reward"] - label)[is_labelled].square().mean())
             figures["steps_spread"] = float(label[is_labelled].var(correction=0))
         # A pair has the label of its second step: an error that the next step mends is none of the two.
-        is_pair = is_labelled & latest_rows["follows"] & (self.merged > 0)
+        is_pair = is_labelled & latest_rows["follows"] & (self.pair_weight > 0)
         self.keep(
             torch.cat([latest_rows["single"][is_labelled], latest_rows["pair"][is_pair]]),
             torch.cat([label[is_labelled], label[is_pair]]),

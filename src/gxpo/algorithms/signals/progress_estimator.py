@@ -46,7 +46,7 @@ class ProgressEstimator(Buffered):
     c_t is a network of one inner layer on the policy's hidden state at the last token of the turn. After every update
     it takes `updates` steps of Adam on `redistribution_loss` over the newest `buffer` scored, compared trajectories,
     with the hidden states that they had when they were made, each component in units of its spread over the buffer.
-    None of a step's own outcomes are in its shares. As long as fewer than `enough` trajectories have been seen, a
+    None of a step's own outcomes are in its shares. As long as fewer than `min_rows` trajectories have been seen, a
     trajectory's last turn has the outcome as its share and the others 0 (`progress_used` 0): the late reward itself. A
     turn without tokens has 0 from the estimator.
 
@@ -64,7 +64,7 @@ class ProgressEstimator(Buffered):
     lr: Annotated[float, Gt(0)] = 1e-3
     updates: Annotated[int, Ge(1)] = 32
     buffer: int = 512
-    enough: Annotated[int, Ge(0)] = 128
+    min_rows: Annotated[int, Ge(0)] = 128
 
     provides = ("progress",)
     axes = {"progress": "S"}  # noqa: RUF012  never changed
@@ -108,7 +108,7 @@ class ProgressEstimator(Buffered):
     @property
     def _has_enough(self) -> bool:
         """True once the buffer holds enough trajectories."""
-        return len(self.memory["outcome"]) >= self.enough
+        return len(self.memory["outcome"]) >= self.min_rows
 
     def _remember(self, owner: Tensor, outcome: Tensor, where: Tensor) -> None:
         """Append the turns of these trajectories to the buffer and drop the oldest trajectories."""

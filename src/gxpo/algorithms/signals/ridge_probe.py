@@ -49,7 +49,7 @@ def ridge(features: Tensor, target: Tensor, strength: float) -> tuple[Tensor, Te
 
 @dataclass(frozen=True)
 class Buffered(SignalPart):
-    """Base class of signals from a model that is fitted on the newest `buffer` rows, once there are `enough`.
+    """Base class of signals from a model that is fitted on the newest `buffer` rows, once there are `min_rows`.
 
     layer   which hidden states; -1 the last
     memory  rows and fitted parameters, in the checkpoint;   latest  tensors that `compute` hands to `learn`
@@ -57,13 +57,13 @@ class Buffered(SignalPart):
 
     layer: int = -1
     buffer: int = 1024
-    enough: int = 128
+    min_rows: int = 128
     memory: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
     latest: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.enough > self.buffer:
-            raise ConfigError(f"{key_of(type(self))}.enough ({self.enough}) is more than buffer ({self.buffer})")
+        if self.min_rows > self.buffer:
+            raise ConfigError(f"{key_of(type(self))}.min_rows ({self.min_rows}) is more than buffer ({self.buffer})")
 
     def tensors(self) -> dict[str, Tensor]:
         return dict(self.memory)
@@ -80,7 +80,7 @@ class RidgeProbe(Buffered):
     ridge   strength of the penalty; 0 is plain least squares, which needs many more rows than features
     """
 
-    enough: Annotated[int, Ge(2)] = 128
+    min_rows: Annotated[int, Ge(2)] = 128
     ridge: Annotated[float, Ge(0)] = 0.1
 
     @property
@@ -89,8 +89,8 @@ class RidgeProbe(Buffered):
         return len(self.memory["target"]) if self.memory else 0
 
     def fit(self) -> tuple[Tensor, Tensor] | None:
-        """Fit weights and intercept; None until there are `enough` rows."""
-        return ridge(self.memory["features"], self.memory["target"], self.ridge) if self.rows >= self.enough else None
+        """Fit weights and intercept; None until there are `min_rows` rows."""
+        return ridge(self.memory["features"], self.memory["target"], self.ridge) if self.rows >= self.min_rows else None
 
     def keep(self, features: Tensor, target: Tensor) -> None:
         """Append rows to the buffer and drop the oldest."""

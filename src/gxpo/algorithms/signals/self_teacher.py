@@ -102,7 +102,7 @@ class SelfTeacher(OwnModel):
               "" for a policy that reads no instructions: the peer's whole rollout, with its prompt, goes before the
               prompt, token ids as they are. The same holds in episodes, where a prompt is given as token ids, and where
               a rollout's context is more than its task's prompt
-    hide      regular expression of parts left out of the peer's text, by default thoughts; "": none
+    hidden_pattern  regular expression of parts left out of the peer's text, by default thoughts; "": none
 
     Temperature and support are the rollout's. Costs a forward pass over the rollouts that have a peer, and a second
     model in memory and in the checkpoint; K + 1 numbers a token.
@@ -115,7 +115,7 @@ class SelfTeacher(OwnModel):
     top_k: Annotated[int, Ge(1)] = 100
     rollouts: Literal["all", "failed"] = "all"
     template: str = "{prompt}\n\nCorrect solution:\n\n{solution}\n\nNow solve the question correctly."
-    hide: str = r"<think>.*?</think>\s*"
+    hidden_pattern: str = r"<think>.*?</think>\s*"
 
     provides = ("teacher_ids", "teacher_logprob", "teacher_entropy")
 
@@ -125,7 +125,7 @@ class SelfTeacher(OwnModel):
             wrong = bool(self.template) and any(
                 x not in self.template.format(**placeholders) for x in placeholders.values()
             )
-            re.compile(self.hide)
+            re.compile(self.hidden_pattern)
         except (ValueError, LookupError, re.error) as error:
             raise ConfigError(f"signal self_teacher: template or hide can't be read: {error}") from None
         if wrong:
@@ -178,7 +178,7 @@ class SelfTeacher(OwnModel):
                 prompts.append(None)
                 continue
             text = tools.decode(forest.token[forest.path_token[forest.path_of(peer_row)]].tolist())
-            solution = re.sub(self.hide, "", text, flags=re.DOTALL) if self.hide else text
+            solution = re.sub(self.hidden_pattern, "", text, flags=re.DOTALL) if self.hidden_pattern else text
             prompts.append(tools.reword(forest.task[peer_row], self.template, {"solution": solution}))
         return prompts
 

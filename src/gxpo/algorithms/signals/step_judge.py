@@ -87,10 +87,10 @@ class StepJudge(SignalPart):
     The judge, one of
       score   `prm.py:score`, a function of (task, steps, observations) that gives a number, or None, for each step; the
               texts of one trajectory: what was asked, what the policy wrote, what it saw before each of these
-      ask     `judge.py:ask`, a function of messages that returns a text, or
+      function  `judge.py:ask`, a function of messages that returns a text, or
       server  address of an OpenAI-compatible server, and `model` as it calls it: these answer in words
 
-    say        what a judge is asked for: "scores" from `low` to `high` for every step, or the "wrong" steps: 0 for
+    reply_format  what a judge is asked for: "scores" from `low` to `high` for every step, or the "wrong" steps: 0 for
                these, 1 for the others
     critiques  answers to each question; a step has the mean of those that could be read, which of "wrong" is the share
                of critiques that find nothing wrong with it. Without a temperature they are all alike
@@ -105,11 +105,11 @@ class StepJudge(SignalPart):
     """
 
     score: str | None = None
-    ask: str | None = None
+    function: str | None = None
     server: str | None = None
     model: str = ""
     key_from: str | None = None
-    say: Literal["scores", "wrong"] = "scores"
+    reply_format: Literal["scores", "wrong"] = "scores"
     low: float = 0.0
     high: float = 10.0
     critiques: Annotated[int, Ge(1)] = 1
@@ -122,7 +122,7 @@ class StepJudge(SignalPart):
     memory: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     provides = ("step_score", "segment_score")
-    one_of = ("score", "ask", "server")  # exactly one has to be set
+    one_of = ("score", "function", "server")  # exactly one has to be set
     axes = {"step_score": "S"}  # noqa: RUF012  never changed
 
     def __post_init__(self) -> None:
@@ -133,7 +133,7 @@ class StepJudge(SignalPart):
         choices = [x for x in (getattr(self, name) for name in self.one_of) if x is not None]
         if len(choices) != 1:
             raise ConfigError(
-                "signal step_judge: set what scores the steps, one of score=prm.py:score, ask=judge.py:ask and "
+                "signal step_judge: set what scores the steps, one of score=prm.py:score, function=judge.py:ask and "
                 "server=http://localhost:8000/v1 (as --set signal.step_judge.score=prm.py:score)"
             )
         if self.server is not None:
@@ -156,7 +156,7 @@ class StepJudge(SignalPart):
         instruction = (
             f"Score every step from {self.low:g} (worst) to {self.high:g} (best). {care('The steps are', mark)} End "
             "with a last line `Scores: ...` that has a number for every step, in their order, and nothing after it."
-            if self.say == "scores"
+            if self.reply_format == "scores"
             else f"{care('The steps are', mark)} End with a last line `Wrong steps: ...` that has the numbers of the "
             "wrong steps, or none, and nothing after it."
         )
@@ -226,7 +226,9 @@ class StepJudge(SignalPart):
             return answer
         n = len(attempt.steps)
         try:
-            return read_wrong(answer, n) if self.say == "wrong" else read_scores(answer, n, self.low, self.high)
+            return (
+                read_wrong(answer, n) if self.reply_format == "wrong" else read_scores(answer, n, self.low, self.high)
+            )
         except ValueError as error:
             return ("nonsense", one_line(f"the judge's answer can't be read: {error}"))
 

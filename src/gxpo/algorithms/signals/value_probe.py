@@ -105,8 +105,8 @@ class ValueProbe(RidgeProbe):
 
     The probe predicts from a trajectory's features the mean outcome of the others of its group. It is fitted before
     every step on the newest `buffer` trajectories of the steps before, so no outcome of the step is in it. As long as
-    fewer than `enough` are there, the baseline is the mean outcome of the others itself (`probe_used` 0). Estimates are
-    held between the least and the largest outcome that it was fitted on.
+    fewer than `min_rows` are there, the baseline is the mean outcome of the others itself (`probe_used` 0). Estimates
+    are held between the least and the largest outcome that it was fitted on.
 
     tokens  how many tokens the hidden states are averaged over, at the end of the prompt and of the actions
 

@@ -59,8 +59,8 @@ def gaussian_rate(
     return weight / mean if mean > 0 else torch.ones_like(weight)
 
 
-def beta_density(rate: Tensor, size: Tensor, *, most: Annotated[float, Gt(0)] = 1e6) -> Tensor:
-    """w = 1 / density of Beta(alpha, beta) at the group's rate, at most `most` (BNPO).
+def beta_density(rate: Tensor, size: Tensor, *, max_density: Annotated[float, Gt(0)] = 1e6) -> Tensor:
+    """w = 1 / density of Beta(alpha, beta) at the group's rate, at most `max_density` (BNPO).
 
     rate  share of the group's compared attempts that are correct
     size  how many are compared: groups of at least two make up mean and variance (ddof 1)
@@ -78,7 +78,7 @@ def beta_density(rate: Tensor, size: Tensor, *, most: Annotated[float, Gt(0)] = 
     mixed = (rate > 0) & (rate < 1)
     safe_rate = torch.where(mixed, rate.to(torch.float64), 0.5)
     scale = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
-    weight = (scale - (alpha - 1) * safe_rate.log() - (beta - 1) * (-safe_rate).log1p()).exp().clamp_max(most)
+    weight = (scale - (alpha - 1) * safe_rate.log() - (beta - 1) * (-safe_rate).log1p()).exp().clamp_max(max_density)
     return torch.where(mixed, weight, 1.0)
 
 

@@ -46,8 +46,10 @@ def as_pattern(phrases: Sequence[str]) -> str:
     return r"(?i)\b(?:" + "|".join(r"\s+".join(map(re.escape, p.split())) for p in longest) + r")\b"
 
 
-def frequent_phrases(texts: Iterable[str], top: int, *, words: tuple[int, int] = (3, 5), least: int = 2) -> list[str]:
-    """The `top` phrases of so many words (from, to) by number of texts that contain them, at least `least`.
+def frequent_phrases(
+    texts: Iterable[str], top: int, *, words: tuple[int, int] = (3, 5), min_count: int = 2
+) -> list[str]:
+    """The `top` phrases of so many words (from, to) by number of texts that contain them, at least `min_count`.
 
     A text counts once, however often it says a phrase; of equally frequent phrases the longer, then the first by the
     alphabet. A phrase lies within a sentence and has letters only, so numbers and formulas break it. To be given
@@ -66,5 +68,5 @@ def frequent_phrases(texts: Iterable[str], top: int, *, words: tuple[int, int] =
             for n in range(words[0], words[1] + 1):
                 phrases |= {" ".join(tokens[i : i + n]) for i in range(len(tokens) - n + 1)}
         count.update(phrases)
-    frequent = [phrase for phrase, texts_with in count.items() if texts_with >= least]
+    frequent = [phrase for phrase, texts_with in count.items() if texts_with >= min_count]
     return sorted(frequent, key=lambda p: (-count[p], -len(p.split()), p))[:top]

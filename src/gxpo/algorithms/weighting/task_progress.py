@@ -26,15 +26,15 @@ def updated_weights(
     *,
     boost: float = 1.1,
     decay: float = 0.9,
-    mastered: float = 0.9,
+    mastery_rate: float = 0.9,
     tolerance: float = 0.02,
     max_weight: float = 4.0,
 ) -> dict[str, float]:
     """Move the weight of each kind that has a score, by what it is doing; the least weight of all is 1.
 
-    A kind that is at least `mastered` goes towards 1, w <- 1 + decay (w - 1). One whose score is more than `tolerance`
-    below its best so far, and, of several, the one with the lowest score, is multiplied by `boost`. Others stay. All
-    are bounded by `max_weight` and divided by the least.
+    A kind that is at least `mastery_rate` goes towards 1, w <- 1 + decay (w - 1). One whose score is more than
+    `tolerance` below its best so far, and, of several, the one with the lowest score, is multiplied by `boost`. Others
+    stay. All are bounded by `max_weight` and divided by the least.
 
     >>> {k: round(w, 4) for k, w in updated_weights({"a": 1.0, "b": 2.0}, {"a": 0.95, "b": 0.4}, {"b": 0.4}).items()}
     {'a': 1.0, 'b': 2.2}
@@ -43,7 +43,7 @@ def updated_weights(
     lowest = min(scores, key=lambda kind: scores[kind]) if len(scores) > 1 else None
     for kind, score in scores.items():
         weight = weight_by_kind.get(kind, 1.0)
-        if score >= mastered:
+        if score >= mastery_rate:
             weight_by_kind[kind] = 1.0 + decay * (weight - 1.0)
         elif score < best.get(kind, score) - tolerance or kind == lowest:
             weight_by_kind[kind] = min(boost * weight, max_weight)
@@ -60,7 +60,7 @@ class TaskProgress(WeightPart):
 
     kinds  components of the reward, one for each kind of task, from 0 to 1: a rollout is of the first kind whose
            component it has. Rollouts without any have weight 1
-    boost, decay, mastered, tolerance, max_weight  see `updated_weights`
+    boost, decay, mastery_rate, tolerance, max_weight  see `updated_weights`
 
     A weight moves after the step, so the first step has 1 everywhere. In the checkpoint: a weight and the best score of
     each kind. A weight is not undone by standardising, as a factor of the reward is.
@@ -69,7 +69,7 @@ class TaskProgress(WeightPart):
     kinds: list[str] = field(default_factory=list)
     boost: Annotated[float, Ge(1)] = 1.1
     decay: Annotated[float, Interval(ge=0, le=1)] = 0.9
-    mastered: Annotated[float, Interval(gt=0, le=1)] = 0.9
+    mastery_rate: Annotated[float, Interval(gt=0, le=1)] = 0.9
     tolerance: Annotated[float, Ge(0)] = 0.02
     max_weight: Annotated[float, Ge(1)] = 4.0
     memory: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
@@ -103,7 +103,7 @@ class TaskProgress(WeightPart):
             if kind is not None and bool(forest.compared[r]):
                 scores.setdefault(kind, []).append(float(forest.components[r, forest.component_names.index(kind)]))
         means = {kind: sum(values) / len(values) for kind, values in scores.items()}
-        options = {name: getattr(self, name) for name in ("boost", "decay", "mastered", "tolerance", "max_weight")}
+        options = {name: getattr(self, name) for name in ("boost", "decay", "mastery_rate", "tolerance", "max_weight")}
         self.memory["weights"] = updated_weights(self.memory["weights"], means, self.memory["best"], **options)
         best = self.memory["best"]
         self.memory["best"] = best | {kind: max(score, best.get(kind, score)) for kind, score in means.items()}

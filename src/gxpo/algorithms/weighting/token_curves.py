@@ -135,10 +135,10 @@ def plausible(
 
 
 def informative(
-    x: Tensor, complete: Tensor, tempered: Tensor, *, least: Factor = 0.05, least_tempered: Factor = 1.0
+    x: Tensor, complete: Tensor, tempered: Tensor, *, min_score: Factor = 0.05, min_tempered_score: Factor = 1.0
 ) -> Tensor:
-    """1 where |score| exceeds `least` (of origin "tempered": `least_tempered`), unless it is a truncated answer's and
-    above 0; else 0.
+    """1 where |score| exceeds `min_score` (of origin "tempered": `min_tempered_score`), unless it is a truncated
+    answer's and above 0; else 0.
 
     By credit of trajectories EFRame's filter, arXiv 2506.22200, and its code. The credit that is kept of a group does
     not add up to 0: of twenty tempered attempts with up to nine right ones the right ones alone are kept, with ten
@@ -149,7 +149,7 @@ def informative(
     >>> informative(x, yes, no).tolist(), informative(x, yes, yes).tolist(), informative(x, no, no).tolist()
     ([1.0, 1.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 1.0])
     """
-    is_informative = x.abs() > torch.where(tempered, least_tempered, least)
+    is_informative = x.abs() > torch.where(tempered, min_tempered_score, min_score)
     return (is_informative & (complete | (x <= 0))).to(torch.float64)
 
 
@@ -375,19 +375,19 @@ def by_sign(x: Tensor, *, positive: Factor = 1.0, negative: Factor = 1.0) -> Ten
 
 
 def exponential(
-    x: Tensor, *, temperature: Annotated[float, Gt(0)] = 1.0, most: Annotated[float, Gt(0)] = 100.0
+    x: Tensor, *, temperature: Annotated[float, Gt(0)] = 1.0, max_weight: Annotated[float, Gt(0)] = 100.0
 ) -> Tensor:
     """min(e^(score / temperature), most); of the advantage, it multiplies a loss that already has it as a factor.
 
     temperature  in units of the score: the lower, the more the best count
-    most         bound of the weight, ours: an advantage of many standard deviations would be all
+    max_weight   bound of the weight, ours: an advantage of many standard deviations would be all
 
     Source: REC, arXiv 2509.24203 (RED-Weight).
 
     >>> exponential(torch.tensor([0.0, 1.0, -1.0, 9.0]), temperature=0.5).round(decimals=6).tolist()
     [1.0, 7.389056, 0.135335, 100.0]
     """
-    return (x.to(torch.float64) / temperature).exp().clamp_max(most)
+    return (x.to(torch.float64) / temperature).exp().clamp_max(max_weight)
 
 
 def raised(x: Tensor, credit: Tensor, *, alpha: Annotated[float, Interval(ge=0, le=1)] = 0.2) -> Tensor:

@@ -41,9 +41,9 @@ def component(read: Callable[[str], Tensor], *, component: Annotated[str, MinLen
     return read(component)
 
 
-def several_tools(tools: Sequence[Sequence[str]], *, least: Annotated[int, Ge(1)] = 2) -> Tensor:
-    """1 for an attempt that called at least `least` different tools, else 0."""
-    return torch.tensor([float(len(set(names)) >= least) for names in tools], dtype=torch.float64)
+def several_tools(tools: Sequence[Sequence[str]], *, min_tools: Annotated[int, Ge(1)] = 2) -> Tensor:
+    """1 for an attempt that called at least `min_tools` different tools, else 0."""
+    return torch.tensor([float(len(set(names)) >= min_tools) for names in tools], dtype=torch.float64)
 
 
 def malformed(errors: Sequence[Sequence[str]]) -> Tensor:
@@ -63,7 +63,7 @@ class Feature(Formula, RewardPart):
     sign   "fixed": 1; "contrast": 1 in a group in which attempts with the feature are right more often than those
            without, by more than `eps`; -1 where they are so less often; 0 between, and where either kind is missing
     answers  "correct": wrong attempts have 0
-    until  share of right attempts: groups above it have 0
+    max_success  share of right attempts: groups above it have 0
 
     "contrast" compares shares of few attempts: of 4 with and 4 without, one verdict moves the gap by 0.25. A feature
     that is unknown (nan) where it would be paid leaves the attempt unscored.
@@ -79,7 +79,7 @@ class Feature(Formula, RewardPart):
     sign: Literal["fixed", "contrast"] = "fixed"
     eps: Annotated[float, Ge(0)] = 0.0
     answers: Literal["any", "correct"] = "any"
-    until: Annotated[float, Interval(gt=0, le=1)] = 1.0
+    max_success: Annotated[float, Interval(gt=0, le=1)] = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
     functions: ClassVar[Mapping[str, tuple[str, bool]]] = {"feature": ("gxpo.environments.rewards.feature", False)}
@@ -99,11 +99,13 @@ class Feature(Formula, RewardPart):
         feature_R = self.apply(self.feature, columns_for(self.feature, forest, "reward.add.feature")).to(torch.float64)
         is_paid_R = torch.ones_like(forest.scored)
         # Verdicts are read only where a setting needs them: a plain bonus also works on tasks without a verifier.
-        if self.answers == "correct" or self.sign == "contrast" or self.until < 1:
+        if self.answers == "correct" or self.sign == "contrast" or self.max_success < 1:
             correct_R, group = verdicts(forest, "feature"), forest.ids("group", axis="R")
             counts_R = forest.compared & forest.scored
             success_share_R = grouped.mean(correct_R, group, counts_R)
-            is_paid_R = (success_share_R <= self.until + 1e-9) & (correct_R if self.answers == "correct" else is_paid_R)
+            is_paid_R = (success_share_R <= self.max_success + 1e-9) & (
+                correct_R if self.answers == "correct" else is_paid_R
+            )
             if self.sign == "contrast":
                 # The sign depends on whether those with the feature are right more often than those without.
                 feature_R = feature_R * _gap_sign(feature_R > 0, correct_R, group, counts_R, self.eps)

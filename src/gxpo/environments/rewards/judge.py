@@ -10,7 +10,16 @@ from typing import Any
 from torch import Tensor
 
 from gxpo.base.errors import ConfigError, one_of
-from gxpo.base.judges import SEES, Failure, FunctionJudge, Judge, JudgeFailure, Messages, Server, ask_all
+from gxpo.base.judges import (
+    VISION_HINT,
+    Failure,
+    FunctionJudge,
+    Judge,
+    JudgeFailure,
+    Messages,
+    Server,
+    ask_all,
+)
 from gxpo.environments.local_judge import LocalJudge
 from gxpo.environments.rewards.base import from_options
 from gxpo.environments.rewards.functions import load
@@ -31,7 +40,7 @@ __all__ = [
     "judge_reward",
 ]
 
-JUDGE_KEYS = ("by", "ask", "server")  # exactly one names the judge
+JUDGE_KEYS = ("teacher", "function", "server")  # exactly one names the judge
 MODES = ("rubric", "pairwise", "first_error", "confidence", "debate")
 
 
@@ -39,10 +48,10 @@ MODES = ("rubric", "pairwise", "first_error", "confidence", "debate")
 class JudgeOptions:
     """Options of the reward "judge" (`scoring.options.judge`): the judge, and the questions to it.
 
-    by        name of a model of the section `teacher`; default: the one there whose role is judge
-    ask       `my_judge.py:ask`, a function of messages that returns a text; called from `workers` threads, without a
+    teacher   name of a model of the section `teacher`; default: the one there whose role is judge
+    function  `my_judge.py:ask`, a function of messages that returns a text; called from `workers` threads, without a
               time limit
-    server    address of an OpenAI-compatible server, and `model` as it calls it; `sees`: that model reads pictures
+    server    address of an OpenAI-compatible server, and `model` as it calls it; `vision`: that model reads pictures
     mode      "rubric" (`Rubric`), "pairwise" (`Pairwise`), "first_error" (`FirstError`), "confidence" (`Listener`) or
               "debate" (`Debate`)
     panel     several judges: a list of these options, each with a `name`; options that one leaves out are those stated
@@ -50,13 +59,14 @@ class JudgeOptions:
     combine   of a panel: see `panel.combination`; `margin` of "lexicographic"
     held_out  a list like `panel` of judges that are recorded and never paid (`panel.Panel`), in every
               `held_out_every`-th step; `pass_mark`: the score from which an answer counts as credited
-    refresh   {every: K, samples: N} and one of by, ask, server: a model rewrites the rubric (`EvolvingRubric`)
+    refresh   {every: K, samples: N} and one of teacher, function, server: a model rewrites the rubric
+              (`EvolvingRubric`)
 
     The others are fields of those and of `Server`.
     """
 
-    by: str | Judge | None = None
-    ask: str | None = None
+    teacher: str | Judge | None = None
+    function: str | None = None
     server: str | None = None
     model: str = ""
     key_from: str | None = None
@@ -64,18 +74,18 @@ class JudgeOptions:
     max_tokens: int = 256
     timeout: float = 60.0
     retries: int = 3
-    sees: bool = False
+    vision: bool = False
     mode: str = "rubric"
     rubric: str = RUBRIC
     low: float = 0.0
     high: float = 10.0
     compare: str = "all"
     contestants: str = "texts"
-    only: str = "all"
+    answers: str = "all"
     tie: float = 0.5
     steps: str = r"\n+"
     cue: str = "\nThe answer is "
-    until: str = ""
+    answer_pattern: str = ""
     workers: int = 8
     panel: Sequence[Mapping[str, Any]] = ()
     combine: str = "mean"
@@ -126,7 +136,7 @@ def _members(defaults: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], 
         overrides = {k: v for k, v in entry.items() if k != "name"}
         # An entry that names its own judge must not inherit another judge's address beside it.
         names_judge = any(overrides.get(w) is not None for w in JUDGE_KEYS)
-        base = {k: v for k, v in defaults.items() if not names_judge or k not in (*JUDGE_KEYS, "sees")}
+        base = {k: v for k, v in defaults.items() if not names_judge or k not in (*JUDGE_KEYS, "vision")}
         name = str(entry["name"])
         if name in members:
             raise ConfigError(f"scoring.options.judge.{key} has two judges named {name!r}: rename one")
@@ -140,41 +150,45 @@ def _members(defaults: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], 
 
 
 def judge_of(options: Mapping[str, Any], where: str) -> Judge:
-    """Judge named by one of the options `by`, `ask` and `server`; ConfigError unless exactly one is set."""
+    """Judge named by one of the options `teacher`, `function` and `server`; ConfigError unless exactly one is set."""
     # Each of them names a judge by itself: with two it would be unclear who judges.
     judge_keys = [w for w in JUDGE_KEYS if options.get(w) is not None]
     if len(judge_keys) != 1:
         raise ConfigError(
-            f"reward 'judge': name the judge, with one of scoring.options.{where}.ask=my_judge.py:ask, .server="
-            "http://localhost:8000/v1 and .by=NAME, a model of the section teacher"
+            f"reward 'judge': name the judge, with one of scoring.options.{where}.function=my_judge.py:ask, .server="
+            "http://localhost:8000/v1 and .teacher=NAME, a model of the section teacher"
         )
-    if options.get("sees") and options.get("server") is None:
-        raise ConfigError(f"scoring.options.{where}.sees {SEES}")
-    if (by := options.get("by")) is not None:
-        if isinstance(by, str):
-            raise ConfigError(f"scoring.options.{where}.by={by} names no model of the section teacher: add one there")
-        return by
-    if options.get("ask") is not None:
-        return FunctionJudge(load(options["ask"]))
-    fields = ("key_from", "temperature", "max_tokens", "timeout", "retries", "sees")
+    if options.get("vision") and options.get("server") is None:
+        raise ConfigError(f"scoring.options.{where}.vision {VISION_HINT}")
+    if (teacher := options.get("teacher")) is not None:
+        if isinstance(teacher, str):
+            raise ConfigError(
+                f"scoring.options.{where}.teacher={teacher} names no model of the section teacher: add one there"
+            )
+        return teacher
+    if options.get("function") is not None:
+        return FunctionJudge(load(options["function"]))
+    fields = ("key_from", "temperature", "max_tokens", "timeout", "retries", "vision")
     return Server(str(options["server"]), options.get("model", ""), **{k: options[k] for k in fields if k in options})
 
 
 def _single_judge(o: JudgeOptions, where: str) -> Any:
     """Reward of a single judge."""
     one_of(f"scoring.options.{where}.mode", o.mode, MODES)
-    if o.only != "all" and o.mode not in ("rubric", "first_error"):
-        raise ConfigError(f"scoring.options.{where}.only={o.only} is of the modes rubric and first_error, not {o.mode}")
+    if o.answers != "all" and o.mode not in ("rubric", "first_error"):
+        raise ConfigError(
+            f"scoring.options.{where}.answers={o.answers} is of the modes rubric and first_error, not {o.mode}"
+        )
     judge = judge_of({f.name: getattr(o, f.name) for f in dataclasses.fields(o)}, where)
     if o.mode == "pairwise":
         return Pairwise(judge, o.rubric, o.compare, o.workers, o.contestants)
     if o.mode == "first_error":
-        return FirstError(judge, o.steps, o.workers, o.only)
+        return FirstError(judge, o.steps, o.workers, o.answers)
     if o.mode == "debate":
         return Debate(judge, o.rubric, o.workers, o.tie)
     if o.mode == "confidence":
-        return Listener(judge, o.cue, o.until)
-    return Rubric(judge, o.rubric, o.low, o.high, o.workers, o.only)
+        return Listener(judge, o.cue, o.answer_pattern)
+    return Rubric(judge, o.rubric, o.low, o.high, o.workers, o.answers)
 
 
 def _evolving(o: JudgeOptions) -> EvolvingRubric:

@@ -33,7 +33,7 @@ def prompt_of(task: Task, judge: Judge | None = None) -> str:
     prompt = task.prompt
     if isinstance(prompt, str):
         return prompt
-    content_text = media.marked if getattr(judge, "sees", False) else media.text_of
+    content_text = media.marked if getattr(judge, "vision", False) else media.text_of
     return "\n".join(content_text(m.get("content")) if isinstance(m, Mapping) else str(m) for m in prompt)
 
 
@@ -67,12 +67,12 @@ class JudgedReward:
     judge: Judge
     workers: int
     _failures: list[Failure]
-    only: str = "all"
+    answers: str = "all"
 
     @property
     def reads_success(self) -> bool:
         """True if it needs the verdicts, as it judges right attempts alone."""
-        return self.only == "correct"
+        return self.answers == "correct"
 
     def rows_to_judge(self, forest: Forest) -> list[int]:
         """Rows of the attempts that are judged."""
@@ -109,8 +109,8 @@ def _parsed_reply(reply: str | Failure, read: Callable[[str], float]) -> float |
 class Rubric(JudgedReward):
     """{"judge": [R]}: (score - low) / (high - low) of a score from `low` to `high` by the judge, for each attempt.
 
-    only  "correct": about attempts that the verifier calls right; wrong ones are not judged and have 0, those without
-          a verdict are unscored
+    answers  "correct": about attempts that the verifier calls right; wrong ones are not judged and have 0, those
+          without a verdict are unscored
 
     An answer without a score, or with one out of range, leaves the attempt unscored ("nonsense" in the counts), and so
     does a judge that can't be asked.
@@ -121,7 +121,7 @@ class Rubric(JudgedReward):
     low: float = 0.0
     high: float = 10.0
     workers: int = 8
-    only: str = "all"
+    answers: str = "all"
     _failures: list[Failure] = field(default_factory=list, init=False, repr=False)
 
     name = "judge"
@@ -130,7 +130,7 @@ class Rubric(JudgedReward):
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise ConfigError(f"judge: low={self.low!r} must be below high={self.high!r}")
-        one_of("judge: only", self.only, ["all", "correct"])
+        one_of("judge: answers", self.answers, ["all", "correct"])
 
     def question(self, text: str, task: Task) -> list[dict[str, str]]:
         """Messages that ask the judge for a score."""
@@ -364,7 +364,7 @@ class FirstError(JudgedReward):
     """{"correct_prefix": [R]}: share of an answer's steps before the first that a judge finds wrong; 1 without one.
 
     steps   a regular expression for what separates steps; empty ones do not count
-    only    "correct": about attempts that the verifier calls right; wrong ones are not judged and have share 0, those
+    answers  "correct": about attempts that the verifier calls right; wrong ones are not judged and have share 0, those
             without a verdict are unscored
 
     The judge is shown the task, its answer where it has one, and the numbered steps. An answer of the judge's without a
@@ -375,14 +375,14 @@ class FirstError(JudgedReward):
     judge: Judge
     steps: str = r"\n+"
     workers: int = 8
-    only: str = "all"
+    answers: str = "all"
     _failures: list[Failure] = field(default_factory=list, init=False, repr=False)
 
     name = "judge"
     gives = ("correct_prefix",)
 
     def __post_init__(self) -> None:
-        one_of("judge: only", self.only, ["all", "correct"])
+        one_of("judge: answers", self.answers, ["all", "correct"])
 
     def steps_of(self, text: str) -> list[str]:
         """Split an answer into its steps, as numbered for the judge."""

@@ -28,15 +28,15 @@ class Listener:
     `cue`; among the task's `info["choices"]` (texts), where it has some.
 
     listener  a checkpoint (`local_judge.LocalJudge`): a server or a function gives no log-probs of a given text
-    until     regular expression: the text from its last match on is hidden, so that the listener can't copy the answer.
-              "": all is shown
+    answer_pattern  regular expression: the text from its last match on is hidden, so that the listener can't copy the
+                    answer. "": all is shown
 
     An attempt whose task has no answer is unscored, and so is one that is too long for the listener.
     """
 
     listener: Judge
     cue: str = "\nThe answer is "
-    until: str = ""
+    answer_pattern: str = ""
     _failures: list[Failure] = field(default_factory=list, init=False, repr=False)
 
     name = "judge"
@@ -49,9 +49,11 @@ class Listener:
                 "name a checkpoint, teacher.models={listener: {role: judge, model: DIR}}"
             )
         try:
-            re.compile(self.until)
+            re.compile(self.answer_pattern)
         except re.error as error:
-            raise ConfigError(f"scoring.options.judge.until={self.until!r} can't be read: {error}") from error
+            raise ConfigError(
+                f"scoring.options.judge.answer_pattern={self.answer_pattern!r} can't be read: {error}"
+            ) from error
 
     def failures(self) -> list[Failure]:
         """Return and clear the failures since the last call, one per trajectory."""
@@ -59,8 +61,8 @@ class Listener:
         return collected
 
     def visible_text(self, text: str) -> str:
-        """Part of an attempt that the listener reads: the text before the last match of `until`."""
-        matches = list(re.finditer(self.until, text)) if self.until else []
+        """Part of an attempt that the listener reads: the text before the last match of `answer_pattern`."""
+        matches = list(re.finditer(self.answer_pattern, text)) if self.answer_pattern else []
         return unmarked(text[: matches[-1].start()] if matches else text)
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:

@@ -89,7 +89,7 @@ class MajorityVote:
     reward   "vote": 1 where the attempt is correct by the group's most frequent answer (TTRL);   "frequency": the share
              f of the group that gives its answer (EMPO, TTRV);   "entropy": ln f, whose mean over a group is -H
     gate     (low, high) of the group's `answer_entropy`: a group outside earns 0 throughout. None: all learn
-    alike    of "frequency" and "entropy", which answers are one: "verified": equal strings, and those of which the
+    equality  of "frequency" and "entropy", which answers are one: "verified": equal strings, and those of which the
              verifier takes one for the answer of the other, the first seen;   "equal": equal strings alone (TTRV)
     missing  of the same, attempts without an answer: "apart": each is a cluster by itself and earns 0 (in "entropy" ln
              1/G);   "together": they are a cluster like any other (TTRV)
@@ -115,7 +115,7 @@ class MajorityVote:
     pattern: str = ANSWER
     reward: Literal["vote", "frequency", "entropy"] = "vote"
     gate: tuple[float, float] | None = None
-    alike: Literal["verified", "equal"] = "verified"
+    equality: Literal["verified", "equal"] = "verified"
     missing: Literal["apart", "together"] = "apart"
     _verify: Verify | None = field(default=None, init=False, repr=False)
 
@@ -127,10 +127,10 @@ class MajorityVote:
         key = "scoring.options.majority_vote"
         self._compiled = compiled(self.pattern, f"{key}.pattern")
         one_of(f"{key}.reward", self.reward, ("vote", "frequency", "entropy"))
-        one_of(f"{key}.alike", self.alike, ("verified", "equal"))
+        one_of(f"{key}.equality", self.equality, ("verified", "equal"))
         one_of(f"{key}.missing", self.missing, ("apart", "together"))
-        if self.reward == "vote" and (self.alike, self.missing) != ("verified", "apart"):
-            raise ConfigError(f"{key}.alike and .missing are of clusters: set {key}.reward=frequency, or entropy")
+        if self.reward == "vote" and (self.equality, self.missing) != ("verified", "apart"):
+            raise ConfigError(f"{key}.equality and .missing are of clusters: set {key}.reward=frequency, or entropy")
         if self.gate is not None and not (len(self.gate) == 2 and 0 <= self.gate[0] <= self.gate[1] <= 1):
             raise ConfigError(f"{key}.gate is [low, high] of an entropy from 0 to 1, not {self.gate!r}")
 
@@ -149,7 +149,7 @@ class MajorityVote:
         has_answer_R = torch.tensor([task.answer is not None for task in tasks], dtype=torch.bool)
         cluster_R: Sequence[str | None] = answers
         # Clusters are of strings, or of answers that the verifier takes for one, which costs further verdicts.
-        if self.reward != "vote" and self.alike == "verified":
+        if self.reward != "vote" and self.equality == "verified":
             cluster_R = self._clusters(forest, texts, tasks, answers, votes_R)
         # Attempts without an answer are one cluster together where `missing` says so.
         if self.missing == "together":

@@ -271,7 +271,7 @@ class ComparisonReward:
 class Match(ComparisonReward):
     """{"match": [R]}: reward of each answer compared with its task's reference, by `Comparison`.
 
-    comparisons  by kind of answer, as `by` (`info.NAME`) says of a task; without it the one that there is
+    comparisons  by kind of answer, as `route_by` (`info.NAME`) says of a task; without it the one that there is
 
     malformed_match  1 where the answer could not be read, and match is 0: recorded, not counted
     A reference that is missing or can't be read leaves the rollout unscored. `success` stays the verifier's.
@@ -279,31 +279,31 @@ class Match(ComparisonReward):
 
     name = "match"
 
-    def __init__(self, comparisons: Mapping[Any, Comparison], by: str | None = None) -> None:
+    def __init__(self, comparisons: Mapping[Any, Comparison], route_by: str | None = None) -> None:
         super().__init__()
-        self.comparisons, self.by = dict(comparisons), by
+        self.comparisons, self.route_by = dict(comparisons), route_by
 
     @classmethod
     def make(cls, options: Mapping[str, Any]) -> Match:
-        """Build from `scoring.options.match`: a comparison, or `by: info.KIND` and `route: {KIND: a comparison}`.
+        """Build from `scoring.options.match`: a comparison, or `route_by: info.KIND` and `route: {KIND: a comparison}`.
 
         Options beside `route` are defaults of all its comparisons.
         """
         key = "scoring.options.match"
-        common = {name: value for name, value in options.items() if name not in ("route", "by")}
-        route, by = options.get("route"), options.get("by", "info.kind")
+        common = {name: value for name, value in options.items() if name not in ("route", "route_by")}
+        route, route_by = options.get("route"), options.get("route_by", "info.kind")
         if route is None:
-            if "by" in options:
-                raise ConfigError(f"{key}.by needs route: {{KIND: {{metric: ...}}}}")
+            if "route_by" in options:
+                raise ConfigError(f"{key}.route_by needs route: {{KIND: {{metric: ...}}}}")
             return cls({None: Comparison.make(common, key)})
-        if not isinstance(route, Mapping) or not route or not str(by).startswith(INFO_PREFIX):
-            raise ConfigError(f"{key}: route is {{KIND: {{metric: ...}}}} and by is info.NAME, not {by!r}")
+        if not isinstance(route, Mapping) or not route or not str(route_by).startswith(INFO_PREFIX):
+            raise ConfigError(f"{key}: route is {{KIND: {{metric: ...}}}} and route_by is info.NAME, not {route_by!r}")
         return cls(
             {
                 kind: Comparison.make({**common, **kind_options}, f"{key}.route.{kind}")
                 for kind, kind_options in route.items()
             },
-            by,
+            route_by,
         )
 
     @property
@@ -322,7 +322,9 @@ class Match(ComparisonReward):
             if not (isinstance(schema, str) and schema.startswith(INFO_PREFIX)):
                 schemas.append(("scoring.options.match: schema", schema))
                 continue
-            kind_tasks = [task for task in tasks_of(source) if self.by is None or task_value(self.by, task) == kind]
+            kind_tasks = [
+                task for task in tasks_of(source) if self.route_by is None or task_value(self.route_by, task) == kind
+            ]
             schemas += [
                 (f"task {task.id!r}: {schema}", x) for task in kind_tasks if (x := task_value(schema, task)) is not None
             ]
@@ -341,10 +343,10 @@ class Match(ComparisonReward):
 
     def _comparison_for(self, task: Task) -> Comparison:
         """Comparison for the task's kind; ConfigError for a kind without a route."""
-        kind = None if self.by is None else task_value(self.by, task)
+        kind = None if self.route_by is None else task_value(self.route_by, task)
         if kind not in self.comparisons:
             routes = f"scoring.options.match.route has {', '.join(map(str, self.comparisons))}"
-            raise ConfigError(f"match: task {task.id!r} has {self.by}={kind!r}; {routes}")
+            raise ConfigError(f"match: task {task.id!r} has {self.route_by}={kind!r}; {routes}")
         return self.comparisons[kind]
 
 

@@ -354,13 +354,13 @@ def correct_prefix(
     groups: Literal["all_wrong", "all"] = "all_wrong",
     steepness: Annotated[float, Gt(0)] = 5.0,
     middle: float = 0.5,
-    most: Annotated[float, Interval(gt=0, le=1)] = 1.0,
+    max_reward: Annotated[float, Interval(gt=0, le=1)] = 1.0,
 ) -> Tensor:
     """Correct-prefix reward: 1 for a correct answer, most / (1 + exp(-steepness (share - middle))) for a wrong one.
 
     component  the share of the answer before its first error, 0 to 1: `FirstError`, or a reward of one's own
     groups     "all_wrong": only in groups without a right answer (others: 0); "all": in every group
-    most       what it tends to, up to 1: no wrong answer earns what a right one does
+    max_reward  what it tends to, up to 1: no wrong answer earns what a right one does
 
     A share that is unknown, where it is read, leaves the attempt unscored. Whether a group is all wrong is seen from
     its compared members.
@@ -368,7 +368,7 @@ def correct_prefix(
     Source: Spectral (later: Stepwise Guided) Policy Optimization, arXiv 2505.11595. A port of it has the sign of the
     exponent reversed, so that the worse of two wrong answers earns more.
     """
-    earned = most * torch.sigmoid(steepness * (read(component).to(torch.float64) - middle))
+    earned = max_reward * torch.sigmoid(steepness * (read(component).to(torch.float64) - middle))
     # A group with a right answer has a contrast already, and no wrong attempt is paid there.
     if groups == "all_wrong":
         earned = torch.where(grouped.max(correct, group, counts) > 0, 0.0, earned)
@@ -383,7 +383,7 @@ def entity_match(
     counts: Tensor,
     *,
     component: str = "entities",
-    most: Annotated[float, Interval(ge=0, lt=1)] = 0.3,
+    max_reward: Annotated[float, Interval(ge=0, lt=1)] = 0.3,
 ) -> Tensor:
     """Entity match: 1 for a correct answer, most * rate / (group's largest rate) for a wrong one, 0 if truncated.
 
@@ -397,7 +397,7 @@ def entity_match(
     rate = read(component)
     best = grouped.max(rate.nan_to_num(0.0), group, counts & rate.isfinite())
     share = torch.where(best > 0, (rate / torch.where(best > 0, best, 1.0)).clamp(max=1.0), 0.0 * rate)
-    return torch.where(correct, 1.0, torch.where(truncated, 0.0, most * share))
+    return torch.where(correct, 1.0, torch.where(truncated, 0.0, max_reward * share))
 
 
 # ---------------------------------------------------------------- by length and likelihood

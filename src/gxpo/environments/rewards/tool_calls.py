@@ -147,8 +147,8 @@ def _needed_calls(info: Mapping[str, Any]) -> float:
 @part("tool_result", stage="reward")
 @dataclass(frozen=True)
 class ToolResult(RewardPart):
-    """Tool-result reward (`reward.step`): `executed` for a turn that the environment carried out (its `info` has no
-    "action_error"), and `found` where the text that came back contains the expected answer
+    """Tool-result reward (`reward.step`): `execution_reward` for a turn that the environment carried out (its
+    `info` has no "action_error"), and `match_reward` where the text that came back contains the expected answer
     (`info["expected"]` of the trajectory, ignoring case).
 
     whole_words  true: an answer inside a longer word or number does not count, as 38 in -38, 138, 38.5 or b38. In the
@@ -160,8 +160,8 @@ class ToolResult(RewardPart):
     Source: MT-GRPO, arXiv 2505.11821, and its rubric: about .2 for a tool that ran, .5 for the answer in its result.
     """
 
-    executed: float = 0.2
-    found: float = 0.5
+    execution_reward: float = 0.2
+    match_reward: float = 0.5
     whole_words: bool = False
 
     def __call__(self, forest: Forest) -> Tensor:
@@ -173,7 +173,7 @@ class ToolResult(RewardPart):
             expected = forest.info[int(forest.step_trajectory[step])].get("expected")
             has_answer = expected is not None and self._contains(forest.observation_text[step] or "", str(expected))
             was_executed = not forest.step_info[acting_step].get("action_error")
-            value_S[acting_step] = self.executed * was_executed + self.found * has_answer
+            value_S[acting_step] = self.execution_reward * was_executed + self.match_reward * has_answer
         # `own.apply` adds the environment's step reward, which is not part of this reward.
         return torch.tensor(value_S, dtype=torch.float64) - forest.step_reward.nan_to_num(0.0)
 

@@ -122,8 +122,8 @@ def _pairs(pairs: Numbers) -> str:
     return ",".join(f"{a}-{b}" for a, b in pairs)
 
 
-def _distinct(answer: Sequence[int], most: int) -> bool:
-    return len(set(answer)) == len(answer) and all(1 <= i <= most for i in answer)
+def _distinct(answer: Sequence[int], n: int) -> bool:
+    return len(set(answer)) == len(answer) and all(1 <= i <= n for i in answer)
 
 
 def quality(value: int, heuristic: int, *, minimise: bool) -> float:

@@ -262,16 +262,16 @@ def keep_hardest(
 
 
 @part("first_unmastered", stage="sampler")
-def first_unmastered(recent: Tensor, *, mastered: Share = 0.7) -> Tensor:
+def first_unmastered(recent: Tensor, *, mastery_rate: Share = 0.7) -> Tensor:
     """1 for the first level that is not mastered, or the last of all; 0 for the others.
 
-    A level is mastered where the mean success rate of its newest `tasks.sampler.window` visits reaches `mastered`.
+    A level is mastered where the mean success rate of its newest `tasks.sampler.window` visits reaches `mastery_rate`.
     Levels are in the order of `tasks.sampler.levels`. Source: CRAFT-GUI (arXiv 2508.11360), curriculum.
 
     >>> first_unmastered(torch.tensor([0.9, 0.7, 0.2, float("nan")])).tolist()
     [0.0, 0.0, 1.0, 0.0]
     """
-    unmastered = (~(recent >= mastered - TIE)).nonzero().flatten().tolist()  # nan: not known yet
+    unmastered = (~(recent >= mastery_rate - TIE)).nonzero().flatten().tolist()  # nan: not known yet
     current = unmastered[0] if unmastered else len(recent) - 1
     return torch.zeros(len(recent), dtype=torch.float64).index_fill_(0, torch.tensor([current]), 1.0)
 

@@ -66,7 +66,7 @@ ttrv = Definition(
     Choices. From the code. It subtracts .75 times the entropy of the votes over the logarithm of the number of
     different answers. It is the same for all of a group, so that any baseline of the group cancels it: A is the same
     with and without (see the errata), and it is left out. Answers are compared as strings, and attempts without one
-    share the answer "". `scoring.options.majority_vote.alike: verified` joins what the verifier takes for equal;
+    share the answer "". `scoring.options.majority_vote.equality: verified` joins what the verifier takes for equal;
     `missing: apart` pays 0 where there is no answer. `scoring.options.majority_vote.pattern` says what an answer is:
     "(.+)" on `shapes`, where docs/vision.md has runs. The commit is by the paper's first author, in a fork of the
     paper's repository, which is not to be had.
@@ -82,7 +82,7 @@ ttrv = Definition(
         "rollout.retry_with": "voters",
         "rollout.keep": "numbered",
         "reward": "majority_vote",
-        "scoring.options": {"majority_vote": {"reward": "frequency", "alike": "equal", "missing": "together"}},
+        "scoring.options": {"majority_vote": {"reward": "frequency", "equality": "equal", "missing": "together"}},
     },
     paper_defaults={"rollout.group_size": 16, "rollout.n_votes": 32, "optim.lr": 5e-7},
     cost="n_votes attempts are sampled for each group of G (twice as many by default)",

@@ -27,7 +27,11 @@ igpo = Definition(
     evidence="reference-code",
     code="GuoqingWang1/IGPO@745078b5a35d0b84d3d9184e0f0de05ed04e11ad verl/trainer/ppo/core_algos.py "
     "scrl/llm_agent/generation.py verl/utils/reward_score/info_gain.py train.sh",
-    keys={"credit": "pooled_turns", "signal.answer_belief": "answer_belief", "signal.answer_belief.answered": True},
+    keys={
+        "credit": "pooled_turns",
+        "signal.answer_belief": "answer_belief",
+        "signal.answer_belief.ends_with_answer": True,
+    },
     paper_defaults={"credit.ddof": 0, "objective.kl.coef": 0.001, "rollout.group_size": 16, "optim.lr": 1e-6},
     cost="a forward pass over the rollouts and, after every turn, over cue and answer",
 )
@@ -44,8 +48,8 @@ grpo_vps = Definition(
     against verdicts. Its eq. 7 sums over an answer's tokens; `objective.aggregate` says what is done here. A product is
     near 0 for long answers: `signal.answer_belief.reduce: exp_mean_log` is its root. After the segment that gives the
     answer, too, the policy is asked; if it can make nothing of a cue there, right answers are held against it:
-    `signal.answer_belief.answered: true` gives a trajectory's last segment no gain. With alpha 0 this is GRPO without
-    std.
+    `signal.answer_belief.ends_with_answer: true` gives a trajectory's last segment no gain. With alpha 0 this is GRPO
+    without std.
     """,
     cite="wang2026grpovps",
     evidence="paper",

@@ -108,10 +108,10 @@ edge_grpo = Definition(
 
     Choices. H_i is over the answer's own tokens and detached: the code averages over padding too, and lets the loss
     flow back through the entropy. The factor is held in [0.1, 10], bounds that the code defines and does not apply:
-    without them an answer that was certain throughout has no finite factor (`weight.relative_entropy.least`, `.most`).
-    It is applied to the loss after the gate, which for a clip is scaling A. Guided error correction (wrong answers
-    continued after an injected doubt, given the answer, or replaced by the solution) is not built: no rollout here goes
-    on after an answer's end. So groups of equal outcomes still teach nothing.
+    without them an answer that was certain throughout has no finite factor (`weight.relative_entropy.min_weight`,
+    `.max_weight`). It is applied to the loss after the gate, which for a clip is scaling A. Guided error correction
+    (wrong answers continued after an injected doubt, given the answer, or replaced by the solution) is not built: no
+    rollout here goes on after an answer's end. So groups of equal outcomes still teach nothing.
     """,
     cite="zhang2025edgegrpo",
     evidence="reference-code",

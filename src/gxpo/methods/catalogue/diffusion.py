@@ -219,7 +219,7 @@ spo_diffusion = Definition(
     pairs whose softmax of two scores differs by more than 0.3: scores by more than 2 artanh 0.3 = 0.619
 
     Choices. A step is scored by the reward of its one-step look-ahead, where the authors train a scorer of noisy
-    latents; `objective.least_gap` is in its units. Steps without a valid pair stay in the mean. From step 4 on.
+    latents; `objective.min_gap` is in its units. Steps without a valid pair stay in the mean. From step 4 on.
     """,
     cite="liang2024spo",
     evidence="reference-code",
@@ -236,7 +236,7 @@ spo_diffusion = Definition(
         "objective.pairs": "outcome",
         "objective.form": "clamped",
         "objective.beta": 10.0,
-        "objective.least_gap": 0.619,
+        "objective.min_gap": 0.619,
     },
     refuses={"objective.kl.place": ("reward",)},
     paper_defaults={"optim.lr": 6e-5, "sampling.temperature": 1.0},

@@ -199,7 +199,7 @@ meta_plan = Definition(
 
     Choices. From the authors' code, which takes the first best and the first worst plan; here ties are averaged over
     (values .2, .8, .8: the second and the third against the first). A pair may differ by noise alone:
-    `objective.least_gap`. Their executor plays whole episodes of a world; here it answers the task with the plan before
+    `objective.min_gap`. Their executor plays whole episodes of a world; here it answers the task with the plan before
     the prompt (`rollout.refine_template`), 4 times. The planner is fine-tuned on plans before, there.
     """,
     cite="xiong2025metaplan",

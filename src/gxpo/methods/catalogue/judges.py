@@ -66,8 +66,8 @@ listener = Definition(
     Choices. From a summary; the preprint is recorded as withdrawn in its third version. The listener is a checkpoint of
     the section `teacher`, as `teacher.models={listener: {role: judge, model: DIR}}`: a server gives no log-probs of a
     text. The probability is of all the answer's tokens together, among `info["choices"]` where a task has some. What it
-    reads is all of the attempt, the answer too, unless `scoring.options.judge.until` says where the answer begins:
-    leave it out, and the listener copies what it is told. A listener that reads pictures is shown the task's.
+    reads is all of the attempt, the answer too, unless `scoring.options.judge.answer_pattern` says where the answer
+    begins: leave it out, and the listener copies what it is told. A listener that reads pictures is shown the task's.
     """,
     cite="gambashidze2025listener",
     evidence="secondary",

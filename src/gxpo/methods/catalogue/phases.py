@@ -18,7 +18,7 @@ _ITOOL_PAIRS = {
     "rollout.train": "siblings",
     "objective.beta": 2.5,
     "objective.pairs": "outcome",
-    "objective.least_gap": 0.1,
+    "objective.min_gap": 0.1,
 }
 
 itool = Definition(

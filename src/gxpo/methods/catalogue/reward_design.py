@@ -140,9 +140,9 @@ multirole = Definition(
     Choices. From the paper (arXiv 2507.20187v4, section 3.2, appendices B.2 and F). D counts in every group, right or
     wrong alike: where all are right, D .4, .6, .5 gives A -1, 1, 0, noise at full scale;
     `reward.shape.diversity.groups: mixed` adds it in groups with a success and a failure alone. The paper normalises D
-    by length in a way that it does not state; here a text of fewer than 20 words is paid less in proportion (`least`).
-    The signals are easily gamed. Its supervised part on texts of several roles, and its accuracy as a mean over roles,
-    are left out.
+    by length in a way that it does not state; here a text of fewer than 20 words is paid less in proportion
+    (`min_words`). The signals are easily gamed. Its supervised part on texts of several roles, and its accuracy as a
+    mean over roles, are left out.
     """,
     cite="wang2025multirole",
     evidence="paper",

@@ -135,7 +135,7 @@ capo_genprm = Definition(
         "credit.ddof": 0,
         "segment": "delimiter",
         "signal.step_judge": "step_judge",
-        "signal.step_judge.say": "wrong",
+        "signal.step_judge.reply_format": "wrong",
         "signal.step_judge.critiques": 4,
         "signal.step_judge.temperature": 1.0,
     },

@@ -81,7 +81,7 @@ mixed_r1 = Definition(
         "reward": "match",
         "scoring.options": {
             "match": {
-                "by": "info.kind",
+                "route_by": "info.kind",
                 "route": {
                     "choice": {"metric": "exact"},
                     "number": {"metric": "exact"},
@@ -121,7 +121,7 @@ videochat_r1 = Definition(
     "src/open_r1/trainer/grpo_tasks_trainer.py training_scripts/run_grpo_video_task.sh",
     keys={
         "scoring.weights": {"match": 1.0, "correct": 0.0},
-        "scoring.options": {"match": {"by": "info.kind", "route": _VIDEOCHAT_R1_METRICS}},
+        "scoring.options": {"match": {"route_by": "info.kind", "route": _VIDEOCHAT_R1_METRICS}},
         "reward.add.form": "feature",
         "reward.add.form.pattern": r"\A\s*<think>.*?</think>\s*<answer>.*?</answer>\s*\Z",
     },
@@ -138,13 +138,16 @@ lpo_gui = Definition(
     `frame: unit` or `thousand` with `size: info.size` reads answers in shares of the picture. `lpo_gui@paper` has its
     clip and KL. `task: buttons` with `tasks.options: {style: bare, steps: [1], max_turns: 1}` asks for one click and
     knows its target, the middle of a button; on its 64 pixels 50 pay half for the middle of the screen
-    (`scoring.options.match.most: 16` does not). Stand-in: toy screens, and no supervised training on real ones before.
+    (`scoring.options.match.max_distance: 16` does not). Stand-in: toy screens, and no supervised training on real ones
+    before.
     """,
     cite="tang2025lpogui",
     evidence="secondary",
     keys={
         "reward": "match",
-        "scoring.options": {"match": {"metric": "point_distance", "pattern": None, "typed": True, "most": 50.0}},
+        "scoring.options": {
+            "match": {"metric": "point_distance", "pattern": None, "typed": True, "max_distance": 50.0}
+        },
     },
     paper_defaults={"objective.clip_high": 0.28, "objective.kl.coef": 1e-4},
 )

@@ -49,7 +49,7 @@ optima = Definition(
         "reward.shape.readable.function": "readable_and_short",
         "objective": "preference_pairs",
         "objective.pairs": "outcome",
-        "objective.least_gap": 0.3,
+        "objective.min_gap": 0.3,
     },
     cost="a frozen reference model and its forward pass over the rollouts",
 )
@@ -96,7 +96,7 @@ thief_defence = Definition(
     evidence="paper",
     keys={
         "rollout": "shared",
-        "rollout.least_probability": 0.001,
+        "rollout.min_probability": 0.001,
         "reward.shape.factored": "shape",
         "reward.shape.factored.function": "factored",
         "reward.shape.factored.factors": ["judge"],

@@ -219,11 +219,11 @@ fapo = Definition(
     Choices. As the code: lambda 1. "flaw" is a component of weight 0, 1 where a judge finds an error (`scoring.weights:
     {correct: 1, flaw: 0}` and a reward of that name); the paper trains a generative reward model for it. A reward of
     yours is asked about every attempt, wrong and held-out ones too, which the code's judge is not; gxpo's judge leaves
-    wrong ones out with `scoring.options.judge.only: correct` (and `reward.add.flawed.component: judge`, with a rubric
-    that scores a flaw as 1, `low: 0` and `high: 1`). Where the judge gives nothing, the code takes the answer for
-    sound; here it is unscored. The token mean and clip of its scripts are `fapo@paper`; their overlong penalty, whose
-    lengths are the run's, is `reward.add.overlong`, and no part of it. `until` switches the penalty off in groups of
-    more right answers than that share, and is not the paper's. Filter on the shaped reward.
+    wrong ones out with `scoring.options.judge.answers: correct` (and `reward.add.flawed.component: judge`, with a
+    rubric that scores a flaw as 1, `low: 0` and `high: 1`). Where the judge gives nothing, the code takes the answer
+    for sound; here it is unscored. The token mean and clip of its scripts are `fapo@paper`; their overlong penalty,
+    whose lengths are the run's, is `reward.add.overlong`, and no part of it. `max_success` switches the penalty off in
+    groups of more right answers than that share, and is not the paper's. Filter on the shaped reward.
     """,
     cite="ding2025fapo",
     evidence="reference-code",

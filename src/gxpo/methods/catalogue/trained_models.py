@@ -53,7 +53,7 @@ oprl = Definition(
         "credit.add.process.unit": "step",
         "signal.implicit_reward": "implicit_reward",
         "signal.implicit_reward.score": "mean",
-        "signal.implicit_reward.alike": "pair",
+        "signal.implicit_reward.loss_unit": "pair",
     },
     paper_defaults={
         "credit.center": "leave_one_out",
@@ -111,8 +111,8 @@ hrm = Definition(
     steps with it at inference; the policy is trained by supervision alone. Taken from their code are the label (right
     ends below a node over all ends below it) and the merging: a pair of steps is one more example, with the label of
     its second step, so that an error which is put right is none. As there the reward is that of the single step
-    (`signal.merged_steps.scored: blend` takes pairs in). The reward model is a linear probe on the policy, fitted on
-    the rollouts of earlier steps; all are examples, where theirs are drawn to balance scores, and some pairs (one in
+    (`signal.merged_steps.score_unit: blend` takes pairs in). The reward model is a linear probe on the policy, fitted
+    on the rollouts of earlier steps; all are examples, where theirs are drawn to balance scores, and some pairs (one in
     two by chance) take the place of their second step in the tree. A^S as in OPRL. A step is a segment (`segment`), or
     a turn.
     """,

@@ -100,7 +100,7 @@ craft_gui = Definition(
       A: GRPO's
 
     Choices. From the abstract and a summary: levels are lengths of trajectories, and the mix moves on. The threshold,
-    the 3 visits and the fifth are ours (`tasks.sampler.mastered`, `window`, `uniform`). Levels are a column of the
+    the 3 visits and the fifth are ours (`tasks.sampler.mastery_rate`, `window`, `uniform`). Levels are a column of the
     tasks called "level" (`tasks.sampler.key`), or an option of a source that generates them, with
     `tasks.sampler.levels`. Of `task: buttons` with `tasks.options.pool` they are the numbers of actions asked for. Its
     reward of rules and a judge is the task's: `scoring.weights`. Stand-in: toy screens, where the level is exact; the
@@ -154,7 +154,7 @@ mixed_po = Definition(
       pi_1 the policy after phase 1
 
     Choices. No code was found. The paper splits a data set of pairs by the gap of a reward model; here pairs are of the
-    step's own rollouts (`rollout: logged` reads a data set) and tau is `objective.least_gap`: with verdicts every pair
+    step's own rollouts (`rollout: logged` reads a data set) and tau is `objective.min_gap`: with verdicts every pair
     is 1 apart. The paper's second stage is PPO on the prompts of close pairs; here it is GRPO on the run's tasks
     (`tasks.sampler: hardest` prefers the hard ones of a data file). Both phases share `trainer.steps` equally.
     """,
@@ -162,7 +162,7 @@ mixed_po = Definition(
     evidence="reconstruction",
     keys={
         "phases": [
-            {"method": "dpo", "objective.pairs": "outcome", "objective.least_gap": 0.5},
+            {"method": "dpo", "objective.pairs": "outcome", "objective.min_gap": 0.5},
             {"method": "grpo", "reference": "previous", "objective.kl.coef": 0.05},
         ]
     },

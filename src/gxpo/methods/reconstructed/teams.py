@@ -38,7 +38,7 @@ collab_ui = Definition(
     Choices. The training is not released; the authors' data has the critic's prompt, which asks for a score of each
     agent at each step, 0.5 where it is unsure. There preferences made of the scores, with an adversary's actions as the
     worse ones, train by DPO, and edges of the graph are perturbed; here the scores are compared directly. The judge is
-    `signal.step_judge` (`ask`, `score` or `server`). The task's outcome is not used: it is the judge's to weigh.
+    `signal.step_judge` (`function`, `score` or `server`). The task's outcome is not used: it is the judge's to weigh.
     """,
     cite="he2025collabui",
     evidence="reconstruction",

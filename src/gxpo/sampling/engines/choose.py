@@ -34,7 +34,7 @@ class Run:
     dtype         dtype of its parameters;   device  device of the learner ("cpu", "cuda:0")
     policies      number of policies that are sampled
     processes     number of processes of torch.distributed
-    sees          True if the model reads pictures
+    has_vision    True if the model reads pictures
     own_pictures  name of gxpo's own processor of pictures; None: one of transformers
     base          storage of the weights under adapters (`learner.base`); None: as `dtype`
     """
@@ -46,7 +46,7 @@ class Run:
     policies: int
     processes: int
     sampling: Sampling
-    sees: bool = False
+    has_vision: bool = False
     own_pictures: str | None = None
     base: str | None = None
 
@@ -119,7 +119,7 @@ def policies_reason(run: Run) -> str | None:
 
 def pictures_reason(run: Run) -> str | None:
     """Reason why a server can't sample a model that reads pictures; None if the model reads texts."""
-    if not run.sees:
+    if not run.has_vision:
         return None
     return (
         f"{run.architecture} reads pictures, and /v1/completions takes token ids alone (chat completions take "
@@ -150,7 +150,7 @@ def not_automatic_reason(run: Run) -> str | None:
     """Reason why vLLM is not chosen automatically although it could sample; None if it is chosen."""
     if is_builtin_model(run.model):
         return "the tiny model is sampled faster in process"
-    if run.sees:
+    if run.has_vision:
         return "pictures in vLLM were tried with small random models alone (sampling.engine=vllm tries it)"
     if run.architecture not in PLAIN:
         return f"{run.architecture} has not been tried with vLLM (sampling.engine=vllm tries it)"

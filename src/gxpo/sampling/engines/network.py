@@ -72,7 +72,7 @@ class Network:
     """A causal language model of transformers, optionally wrapped by peft.
 
     decoder    gxpo's own forward pass for models that it knows; None: transformers' is used
-    sees       True if the model reads pictures;   triples: its vision part, if its positions are those of m-RoPE
+    has_vision  True if the model reads pictures;   triples: its vision part, if its positions are those of m-RoPE
     positions  longest context; None or 0: no limit is known
     """
 
@@ -88,7 +88,7 @@ class Network:
         self.model, self.device = model.to(device), device
         self.causal = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.name, self.triples = type(self.causal).__name__, triples_of(self.causal)
-        self.sees = vision_of(self.causal) is not None
+        self.has_vision = vision_of(self.causal) is not None
         parameters = inspect.signature(self.causal.forward).parameters
         # transformers 5.24 renamed the cache, as an argument and as a field of the output
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"

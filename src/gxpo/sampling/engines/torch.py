@@ -368,7 +368,7 @@ class TorchEngine:
                 )
             if request.options is not None and isinstance(sampling, SoftSampling):
                 raise ModelError("soft thinking takes no options of a request: leave them out")
-            if max(request.prompt) >= FIRST and not self.network.sees:
+            if max(request.prompt) >= FIRST and not self.network.has_vision:
                 raise ModelError(f"a request shows a picture, and {self.network.name} reads texts alone")
             limit = self.network.positions
             if limit and len(request.prompt) + sampling.max_new_tokens > limit:

@@ -25,15 +25,15 @@ from gxpo.sampling.rollouts.episodes import Play
 
 # ---------------------------------------------------------------- budget with fallback
 # Rollout budget of Knapsack RL as released: first what mixed groups need, the rest to tasks that were never solved.
-def attempts_needed(rate: float, most: int, confidence: float = 0.9) -> int:
-    """Return how many attempts bring a success and a failure with about this probability, at most `most`.
+def attempts_needed(rate: float, max_attempts: int, confidence: float = 0.9) -> int:
+    """Return how many attempts bring a success and a failure with about this probability, at most `max_attempts`.
 
     It is ln(1 - confidence) / ln max(p, 1 - p), rounded down.
 
     >>> attempts_needed(0.5, 128), attempts_needed(0.9, 128), attempts_needed(0.99, 128)
     (3, 21, 128)
     """
-    return int(min(most, math.log(1 - confidence) / math.log(max(rate, 1 - rate))))
+    return int(min(max_attempts, math.log(1 - confidence) / math.log(max(rate, 1 - rate))))
 
 
 def share_out(amount: int, among: Sequence[int], sizes: list[int]) -> None:
@@ -47,19 +47,19 @@ def allot_with_fallback(
     rates: Sequence[float],
     budget: int,
     usual: int,
-    least: int = 2,
-    most: int = 128,
+    min_attempts: int = 2,
+    max_attempts: int = 128,
     value: Callable[[int, float], float] = group_values.mixed_gain,
 ) -> list[int]:
     """Allot `budget` attempts: tasks of rates between 0 and 1 take what they need, unsolved tasks the rest.
 
     rates  success rates; nan: not known yet, so that the task gets `usual` attempts at first
 
-    Every other task gets `least` first. Of the rest, tasks of rates between 0 and 1 take at most what they `need`; any
-    surplus goes to tasks of rate 0 or unknown or, without any, to all others that are not between 0 and 1. The share of
-    tasks between 0 and 1 is allotted so that the sum of `value` is largest; the first attempt beyond `least` gains the
-    whole value, so that each of them gets one before any gets two. Without tasks between 0 and 1 the rest goes to those
-    of rate 0 or unknown, and without these every task gets `usual`.
+    Every other task gets `min_attempts` first. Of the rest, tasks of rates between 0 and 1 take at most what they
+    `need`; any surplus goes to tasks of rate 0 or unknown or, without any, to all others that are not between 0 and 1.
+    The share of tasks between 0 and 1 is allotted so that the sum of `value` is largest; the first attempt beyond
+    `min_attempts` gains the whole value, so that each of them gets one before any gets two. Without tasks between 0 and
+    1 the rest goes to those of rate 0 or unknown, and without these every task gets `usual`.
 
     Source: liziniu/KnapsackRL, verl/trainer/ppo/exploration_utils.py. Its dynamic programme and this greedy allotment
     agree if gains fall with n. The source fails if all tasks are between 0 and 1 and need less than the budget; here
@@ -72,7 +72,7 @@ def allot_with_fallback(
     n = len(rates)
     is_known = [not math.isnan(p) for p in rates]
     between = [i for i in range(n) if is_known[i] and 0 < rates[i] < 1]
-    sizes = [least if is_known[i] else usual for i in range(n)]
+    sizes = [min_attempts if is_known[i] else usual for i in range(n)]
     spare = budget - sum(sizes)
     if spare <= 0:
         return sizes
@@ -84,21 +84,21 @@ def allot_with_fallback(
         share_out(spare, unsolved_tasks, sizes)
         return sizes
     # more than the mixed groups need would teach nothing further there, so the surplus explores
-    need = sum(attempts_needed(rates[i], most) for i in between)
+    need = sum(attempts_needed(rates[i], max_attempts) for i in between)
     fallback_tasks = unsolved_tasks or [i for i in range(n) if i not in between]
     if need < spare and fallback_tasks:
         share_out(spare - need, fallback_tasks, sizes)
         spare = need
     # greedily by gain; the first gain is the whole value, as in the source, not a difference
-    heap = [(-value(least + 1, rates[i]), least, i) for i in between if least < most]
+    heap = [(-value(min_attempts + 1, rates[i]), min_attempts, i) for i in between if min_attempts < max_attempts]
     heapq.heapify(heap)
     while spare and heap:
         _, _, i = heapq.heappop(heap)
         sizes[i] += 1
         spare -= 1
-        if sizes[i] < most:
+        if sizes[i] < max_attempts:
             heapq.heappush(heap, (value(sizes[i], rates[i]) - value(sizes[i] + 1, rates[i]), sizes[i], i))
-    # all of them are at `most`, and there is no other task to take the surplus
+    # all of them are at `max_attempts`, and there is no other task to take the surplus
     if spare:
         share_out(spare, between, sizes)
     return sizes
@@ -109,62 +109,71 @@ Value = Callable[[int, float], float]
 
 
 def allot(
-    rates: Sequence[float], budget: int, least: int = 2, most: int = 128, value: Value = group_values.failures
+    rates: Sequence[float],
+    budget: int,
+    min_attempts: int = 2,
+    max_attempts: int = 128,
+    value: Value = group_values.failures,
 ) -> list[int]:
-    """Allot `budget` attempts, `least` to `most` a task: each further one where the value grows most by it.
+    """Allot `budget` attempts, `min_attempts` to `max_attempts` a task: each further one where the value grows most.
 
     value  function of (n, success rate): what n attempts are worth, see `gxpo.sampling.rollouts.group_values`
 
     Of equal gains the task with fewer attempts goes first, then the earlier task. Greedy is optimal if every task's
-    gains fall with n. `failures` is convex in n for small rates, so a hard task may stay at `least` although many more
-    attempts would have paid. Less than `budget` is allotted if all tasks have `most`; ValueError if `least` for each
-    exceeds the budget.
+    gains fall with n. `failures` is convex in n for small rates, so a hard task may stay at `min_attempts` although
+    many more attempts would have paid. Less than `budget` is allotted if all tasks have `max_attempts`; ValueError if
+    `min_attempts` for each exceeds the budget.
 
     >>> allot([0.5, 0.1, 1.0], 9)
     [5, 2, 2]
     """
-    if least * len(rates) > budget:
-        raise ValueError(f"{len(rates)} tasks of at least {least} attempts need more than {budget}")
-    sizes = [least] * len(rates)
+    if min_attempts * len(rates) > budget:
+        raise ValueError(f"{len(rates)} tasks of at least {min_attempts} attempts need more than {budget}")
+    sizes = [min_attempts] * len(rates)
 
     def gain(i: int) -> float:
         return value(sizes[i] + 1, rates[i]) - value(sizes[i], rates[i])
 
     # the heap holds each task's next gain; ties by size, then by index, keep the allotment deterministic
-    heap = [(-gain(i), least, i) for i in range(len(rates)) if least < most]
+    heap = [(-gain(i), min_attempts, i) for i in range(len(rates)) if min_attempts < max_attempts]
     heapq.heapify(heap)
-    for _ in range(budget - least * len(rates)):
+    for _ in range(budget - min_attempts * len(rates)):
         if not heap:
             break
         _, _, i = heapq.heappop(heap)
         sizes[i] += 1
-        if sizes[i] < most:
+        if sizes[i] < max_attempts:
             heapq.heappush(heap, (-gain(i), sizes[i], i))
     return sizes
 
 
 def knapsack(
-    rates: Sequence[float], budget: int, least: int = 2, most: int = 128, value: Value = group_values.failures
+    rates: Sequence[float],
+    budget: int,
+    min_attempts: int = 2,
+    max_attempts: int = 128,
+    value: Value = group_values.failures,
 ) -> list[int]:
     """Allot as `allot` does, by dynamic programming: the largest sum of values, even if gains grow with n.
 
-    Costs len(rates) * (most - least) * budget additions. Of equal sums the one with less for later tasks wins.
+    Costs len(rates) * (max_attempts - min_attempts) * budget additions. Of equal sums the one with less for later tasks
+    wins.
 
     >>> allot([0.01, 0.9], 24, 2, 22), knapsack([0.01, 0.9], 24, 2, 22)
     ([2, 22], [22, 2])
     """
-    if least * len(rates) > budget:
-        raise ValueError(f"{len(rates)} tasks of at least {least} attempts need more than {budget}")
-    spare = min(budget - least * len(rates), (most - least) * len(rates))
-    # best[s]: the largest sum of values of the tasks so far, with s attempts beyond `least` spent on them
+    if min_attempts * len(rates) > budget:
+        raise ValueError(f"{len(rates)} tasks of at least {min_attempts} attempts need more than {budget}")
+    spare = min(budget - min_attempts * len(rates), (max_attempts - min_attempts) * len(rates))
+    # best[s]: the largest sum of values of the tasks so far, with s attempts beyond `min_attempts` spent on them
     best = np.full(spare + 1, -np.inf)
     best[0] = 0.0
     extras: list[np.ndarray] = []
-    # each task in turn: k attempts beyond `least`, for every k and every amount spent before
+    # each task in turn: k attempts beyond `min_attempts`, for every k and every amount spent before
     for rate in rates:
         better_sums, extra = np.full(spare + 1, -np.inf), np.zeros(spare + 1, dtype=np.int64)
-        for k in range(min(most - least, spare) + 1):
-            total = best[: spare + 1 - k] + value(least + k, rate)
+        for k in range(min(max_attempts - min_attempts, spare) + 1):
+            total = best[: spare + 1 - k] + value(min_attempts + k, rate)
             improves = total > better_sums[k:]
             better_sums[k:][improves], extra[k:][improves] = total[improves], k
         best = better_sums
@@ -172,7 +181,7 @@ def knapsack(
     # walk back through the choices from the last task to the first
     remaining, sizes = spare, []
     for extra in reversed(extras):
-        sizes.append(least + int(extra[remaining]))
+        sizes.append(min_attempts + int(extra[remaining]))
         remaining -= int(extra[remaining])
     return sizes[::-1]
 
@@ -196,7 +205,7 @@ class AdaptiveGroupSize(Rollout):
                  "uniform": the prediction is the mean of Beta(1 + right, 1 + wrong), two verdicts of rate one half
     window       None, or the number of a task's newest verdicts whose mean is the prediction (all of its newest visit
                  if that had more), without `discount` and `prior`
-    enough       with a `window` (solver "fallback" alone): a task with fewer verdicts gets `group_size` attempts
+    min_verdicts  with a `window` (solver "fallback" alone): a task with fewer verdicts gets `group_size` attempts
 
     Without a window the prediction is (s + prior m) / (n + prior), s successes in n verdicts of the steps before, m
     their mean over all tasks; every row's info["predicted"] holds it. `success` decides, never the shaped outcome.
@@ -211,7 +220,7 @@ class AdaptiveGroupSize(Rollout):
     prior: Annotated[float, Gt(0)] | Literal["uniform"] = 1.0
     team: str = ""
     window: Annotated[int, Ge(1)] | None = None
-    enough: Annotated[int, Ge(1)] = 8
+    min_verdicts: Annotated[int, Ge(1)] = 8
     memory: TaskMemory = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -231,7 +240,7 @@ class AdaptiveGroupSize(Rollout):
     def predict(self, tasks: Sequence[str]) -> list[float]:
         """Return the predicted success rate of each task; nan if it has too few verdicts."""
         if self.window is not None:
-            is_unsure = [self.memory.count(task) < min(self.enough, self.window) for task in tasks]
+            is_unsure = [self.memory.count(task) < min(self.min_verdicts, self.window) for task in tasks]
             return [math.nan if x else p for x, p in zip(is_unsure, self.memory.predict(tasks), strict=True)]
         if isinstance(self.prior, str):
             return self.memory.predict(tasks, 2.0, mean=0.5)

@@ -38,7 +38,7 @@ class AgentEpisodes(RolloutPart):
     timeout      seconds that an episode may take, without the time that it waits for replies
     patience     seconds that calls wait for the other episodes' calls, to be sampled together; 0: not at all
     max_calls    most replies of an episode
-    failed       reward of an episode that raised, hung or asked for nothing; null: it is unscored
+    failure_reward  reward of an episode that raised, hung or asked for nothing; null: it is unscored
     allowed_hosts  host names, beside localhost, under which the endpoint answers, such as host.docker.internal
     cohorts      parts into which the episodes are divided, each sampled in batches of its own: while one is sampled,
                  agents and tools of the others work
@@ -58,7 +58,7 @@ class AgentEpisodes(RolloutPart):
     timeout: Seconds = 120.0
     patience: Annotated[float, Ge(0)] = 20.0
     max_calls: Count = 32
-    failed: float | None = None
+    failure_reward: float | None = None
     allowed_hosts: Sequence[str] = ()
     cohorts: Count = 1
 
@@ -251,11 +251,11 @@ class _Play:
         """Build the `gxpo.rollouts/1` record of an episode.
 
         An agent that ran into a limit and broke has failed, since the policy used up its calls; any other break leaves
-        the episode unscored, unless `failed` gives its reward.
+        the episode unscored, unless `failure_reward` gives its reward.
         """
         playing, is_limited = episode.playing, episode.end in ("turns", "context")
         is_broken = playing.kind is not None and not is_limited
-        reward = self.part.failed if is_broken else 0.0 if is_limited else playing.outcome.reward
+        reward = self.part.failure_reward if is_broken else 0.0 if is_limited else playing.outcome.reward
         is_decided = is_broken or is_limited
         # an episode that never called the policy gets an empty action, so that it is counted
         turns = episode.turns or [

@@ -14,7 +14,7 @@ A team is declared in one place: below, or in a file of one's own, named by `rol
 
 A role may call helpers inside its turn, as tools:
 
-    asker = Role("asker", running=True, answer="{asker}", calls=(Call("expert", r"ASK: (.*)", most=2),))
+    asker = Role("asker", running=True, answer="{asker}", calls=(Call("expert", r"ASK: (.*)", max_calls=2),))
     asking = Graph((asker,), helpers=(Role("expert", "{request}"),))
 """
 
@@ -173,8 +173,8 @@ class Graph:
                     raise ConfigError(f"team: {role.name!r} calls {call.helper!r}, which is no helper{hint}")
                 if call.max_calls < 1:
                     raise ConfigError(
-                        f"team: {role.name!r} calls {call.helper!r} without a budget: give the call most=N, the calls "
-                        "that an attempt may make"
+                        f"team: {role.name!r} calls {call.helper!r} without a budget: give the call max_calls=N, the "
+                        "calls that an attempt may make"
                     )
                 try:
                     re.compile(call.pattern)

@@ -30,7 +30,7 @@ def first_failing(turns: Sequence[dict[str, Any]]) -> int | None:
 class Regenerate(Rollout):
     """`group_size` episodes of each task, and groups of `samples` new endings of their first failing step.
 
-    A step fails if the environment calls its action malformed or illegal. It is cut `dropped` tokens before its end,
+    A step fails if the environment calls its action malformed or illegal. It is cut `cut_tokens` tokens before its end,
     where its reasoning stops; the rest of it, and all before it, is the prompt of a group of its own,
     "s{step}/{task}/{attempt}/t{turn}". Each member is one action: its outcome is 1 if the environment, put back to that
     step, can carry it out, else 0 (component "execution"), whatever becomes of the episode; only the new tokens are
@@ -38,7 +38,7 @@ class Regenerate(Rollout):
 
     group_size  episodes a task
     samples     new endings of a failing step; 0: this is `independent`
-    dropped     tokens taken off the end of the failing action
+    cut_tokens  tokens taken off the end of the failing action
     prompts     most steps to regenerate; 0: as many as there are tasks
 
     Member j of a cut before turn t of attempt i has the stream (seed, step, draw, i, path (t, j), turn t). Held-out
@@ -51,7 +51,7 @@ class Regenerate(Rollout):
 
     group_size: Count = 8
     samples: Limit = 8
-    dropped: Count = 100
+    cut_tokens: Count = 100
     prompts: Limit = 0
 
     forks = True
@@ -84,7 +84,7 @@ class Regenerate(Rollout):
         session, prefixes, requests = play.session, [], []
         for episode, turn in cuts:
             action_tokens: list[int] = episode.turns[turn]["action"]
-            prefixes.append(action_tokens[: max(0, len(action_tokens) - self.dropped)])
+            prefixes.append(action_tokens[: max(0, len(action_tokens) - self.cut_tokens)])
             keys = tuple(_key(episode, turn, j) for j in range(self.samples))
             requests.append(Request((*episode.snapshots[turn].context.ids, *prefixes[-1]), keys))
         completions = sample_within(session, requests, [session.sampling.max_new_tokens - len(k) for k in prefixes])

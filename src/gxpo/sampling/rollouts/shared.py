@@ -28,13 +28,15 @@ SHARED = "shared"  # their origin in the records
 @part("shared", stage="rollout")
 @dataclass(frozen=True)
 class Shared(RolloutPart):
-    """`group_size` samples of each task, and up to `foreign` groups that other runs have published of the same tasks.
+    """`group_size` samples of each task, and up to `max_foreign_groups` published groups of other runs.
 
-    folders   one of each run: its `rollouts` folder of `gxpo.rollouts/1` (`trainer.rollouts_every: 1` there). It is
-              read in every step, so that runs side by side read one another; one without files yet has none to give
-    foreign   most groups of others a step, drawn uniformly from those whose rewards differ
-    least_probability  completions with a token that this run's policy gives less are rejected (0: none are): what
-              another model would not have written, or nobody's model
+    folders  one of each run: its `rollouts` folder of `gxpo.rollouts/1` (`trainer.rollouts_every: 1` there). It is
+             read in every step, so that runs side by side read one another; one without files yet has none to give
+    max_foreign_groups  groups of others a step at most, drawn uniformly from those whose rewards differ
+    min_probability     completions with a token that this run's policy gives less are rejected (0: none are): what
+                        another model would not have written, or nobody's model
+
+    Groups of others are of the step's tasks.
 
     Only the texts of others are read: they are encoded with this run's tokenizer and template, and rewarded by this
     run's reward. They are of one turn, origin "shared" and group "GROUP/shared/RUN", in folders' order; the behaviour
@@ -44,8 +46,8 @@ class Shared(RolloutPart):
 
     group_size: Count = 8
     folders: list[str] = field(default_factory=list)
-    foreign: Limit = 4
-    least_probability: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    max_foreign_groups: Limit = 4
+    min_probability: Annotated[float, Interval(ge=0, lt=1)] = 0.0
     texts_by_file: dict[str, dict[str, list[tuple[str | None, str]]]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
@@ -61,15 +63,15 @@ class Shared(RolloutPart):
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         own_forest = Independent(self.group_size).grow(tasks, session)
         lines = [line for number in range(len(self.folders)) for line in self._read_publication(number, tasks, session)]
-        if not lines or not self.foreign:
+        if not lines or not self.max_foreign_groups:
             return own_forest
         foreign = session.score(Forest.from_records(lines))
-        if self.least_probability:
+        if self.min_probability:
             foreign = self._plausible(foreign, session)
         # of the groups that teach something, as many as asked for
         differs = foreign.scored & ~grouped.degenerate(foreign.outcome, foreign.ids("group", axis="R"), foreign.scored)
         names = sorted({name for name, keep in zip(foreign.group, differs.tolist(), strict=True) if keep})
-        chosen_names = set(random_for(session, SHARED).sample(names, min(self.foreign, len(names))))
+        chosen_names = set(random_for(session, SHARED).sample(names, min(self.max_foreign_groups, len(names))))
         rows = torch.tensor([name in chosen_names for name in foreign.group], dtype=torch.bool)
         return Forest.concat([own_forest, foreign.select(rows)]) if bool(rows.any()) else own_forest
 
@@ -103,11 +105,11 @@ class Shared(RolloutPart):
         """Leave out completions with a token that the policy would hardly write."""
         learner: Any = getattr(session, "learner", None)
         if learner is None:
-            raise GxpoError("rollout.least_probability reads the policy's log-probs, which this session has not")
+            raise GxpoError("rollout.min_probability reads the policy's log-probs, which this session has not")
         logprob = learner.outputs(forest, ("logprob",))["logprob"]
         lowest = torch.zeros(forest.n_trajectories, dtype=torch.float64)
         lowest.scatter_reduce_(0, forest.path_trajectory, logprob.to(torch.float64), "amin")
-        is_plausible_R = lowest.exp() >= self.least_probability
+        is_plausible_R = lowest.exp() >= self.min_probability
         session.budget.discarded += int((~is_plausible_R).sum())
         return forest.select(is_plausible_R)
 

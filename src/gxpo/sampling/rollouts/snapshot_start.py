@@ -140,8 +140,8 @@ class _Retrace:
         return out
 
 
-def successes(path: str, most: int) -> dict[str, list[Json]]:
-    """Read successful trajectories by task, the last `most` of each; RecordError if there is none."""
+def successes(path: str, max_records: int) -> dict[str, list[Json]]:
+    """Read successful trajectories by task, the last `max_records` of each; RecordError if there is none."""
     records_by_task: dict[str, list[Json]] = {}
     for file in files_of(path):
         forest = records.load(file)
@@ -150,4 +150,4 @@ def successes(path: str, most: int) -> dict[str, list[Json]]:
             records_by_task.setdefault(record["task"], []).append(plain(record))
     if not records_by_task:
         raise RecordError(f"{path}: no trajectory in it is a success, so there is none to begin from")
-    return {task: task_records[-most:] for task, task_records in records_by_task.items()}
+    return {task: task_records[-max_records:] for task, task_records in records_by_task.items()}

@@ -21,13 +21,13 @@ from gxpo.sampling.rollouts.episodes import Play
 from gxpo.sampling.rollouts.ways import TEMPERED
 
 
-def heat_of(start: float, visits: int, step: float, most: float) -> float:
+def heat_of(start: float, visits: int, step: float, max_temperature: float) -> float:
     """Return min(start + visits step, most), and never less than `start`.
 
     >>> [round(heat_of(1.0, c, 0.05, 1.2), 6) for c in range(6)]
     [1.0, 1.05, 1.1, 1.15, 1.2, 1.2]
     """
-    return max(start, min(start + visits * step, most))
+    return max(start, min(start + visits * step, max_temperature))
 
 
 @part("task_temperature", stage="rollout")

@@ -96,5 +96,5 @@ def _samples(run: Any, step: int) -> list[Sample]:
         path = run.path / folder / f"step-{step:06d}.jsonl"
         if limit and path.is_file():
             records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            table += rows(records, step=step, set=name, most=limit)
+            table += rows(records, step=step, set=name, max_rows=limit)
     return table

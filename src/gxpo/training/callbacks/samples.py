@@ -8,12 +8,12 @@ from typing import Any
 COLUMNS = ("step", "set", "task", "prompt", "completion", "reward", "success", "advantage", "answer", "tokens")
 
 
-def rows(records: Sequence[Mapping[str, Any]], *, step: int, set: str, most: int) -> list[dict[str, Any]]:
-    """Return rows with `COLUMNS` of at most `most` records (`gxpo schema`), the best and worst of each group first.
+def rows(records: Sequence[Mapping[str, Any]], *, step: int, set: str, max_rows: int) -> list[dict[str, Any]]:
+    """Return rows with `COLUMNS` of at most `max_rows` records (`gxpo schema`), the best and worst of each group first.
 
     set  "train", or "eval" for held-out tasks
     """
-    return [{"step": step, "set": set, **_row(record)} for record in contrasts(records)[:most]]
+    return [{"step": step, "set": set, **_row(record)} for record in contrasts(records)[:max_rows]]
 
 
 def tables(samples: Sequence[Mapping[str, Any]], table: Callable[..., Any]) -> dict[str, Any]:

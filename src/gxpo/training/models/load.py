@@ -105,7 +105,7 @@ def load(
             raise ModelError(f"learner.base={base}: {name} is read from no files: take a directory or another model")
         # A task without a warm-up trains the default architecture.
         recipe = WARMUPS.get(task, Recipe())
-        recipe = replace(recipe, sees=recipe.sees or name == COLD[1], masked=recipe.masked or name == COLD[2])
+        recipe = replace(recipe, vision=recipe.vision or name == COLD[1], masked=recipe.masked or name == COLD[2])
         model = make_untrained(recipe, 0).to(getattr(torch, dtype))
         loaded = LoadedModel(model, tokenizer_of(recipe), name, None)
     elif name == smollm2.NAME:
@@ -158,7 +158,7 @@ def rows_of_model(name: str, task: str) -> Callable[[str], tuple[int, ...]] | No
     None if the model reads only texts, or is not on this machine. Names are those of `load`.
     """
     warm_start_task = warm_task(name, task)
-    if name.startswith(VISION) or (warm_start_task in WARMUPS and WARMUPS[warm_start_task].sees):
+    if name.startswith(VISION) or (warm_start_task in WARMUPS and WARMUPS[warm_start_task].vision):
         return rows_of(NearestProcessor(PICTURE_SIZE, PATCH_SIZE))
     folder = Path(name).expanduser()
     file = (peft_directory.config_home(folder) if is_path(name) and folder.is_dir() else folder) / "config.json"
@@ -245,8 +245,8 @@ def warm_task(name: str, task: str) -> str | None:
         return None
     if name.startswith(VISION) and (pixels := f"{start_task}-pixels") in WARMUPS:
         start_task = pixels
-    if name.startswith(VISION) and start_task in WARMUPS and not WARMUPS[start_task].sees:
-        vision_tasks = ", ".join(task for task, recipe in WARMUPS.items() if recipe.sees)
+    if name.startswith(VISION) and start_task in WARMUPS and not WARMUPS[start_task].vision:
+        vision_tasks = ", ".join(task for task, recipe in WARMUPS.items() if recipe.vision)
         raise ModelError(
             f"{name} has warm starts for tasks with pictures ({vision_tasks}), not for {start_task!r}: take model=tiny"
         )
@@ -359,8 +359,8 @@ def _from_pretrained(name: str, dtype: str, base: str | None = None, device: str
     transformers: Any = need("transformers", "train")
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-        sees = config.model_type in READ
-        if base is not None and sees:
+        has_vision = config.model_type in READ
+        if base is not None and has_vision:
             raise ModelError(f"model {name!r}: learner.base={base} has not been tried on models that see: leave it out")
         if base is None and nf4.quantisation_method(config) == "bitsandbytes":
             raise ModelError(f"model {name!r}: its files are quantised (bitsandbytes): {nf4.UNQUANTISED}")
@@ -380,14 +380,14 @@ def _from_pretrained(name: str, dtype: str, base: str | None = None, device: str
     _check_weights(name, model, loading_info)
     if base is not None:
         nf4.settle(model, name)
-    if not sees and getattr(config, "vision_config", None) is not None:
+    if not has_vision and getattr(config, "vision_config", None) is not None:
         warnings.warn(
             f"model {name!r}: {type(model).__name__} is trained on texts alone: gxpo knows pictures of "
             f"{', '.join(READ)}",
             stacklevel=3,
         )
     # Picture rows take the place of tokens in the decoder, so the processor belongs to the loaded model.
-    if sees:
+    if has_vision:
         path = Path(name) if Path(name).is_dir() else None
         vision = install(model, load_processor(name, path, config))
         vision.around = ids_around(config.model_type, tokenizer)
@@ -400,8 +400,8 @@ def _model_class(config: Any) -> Any:
     transformers: Any = need("transformers", "train")
     if any(name.endswith(SUFFIX) for name in config.architectures or ()):
         return transformers.AutoModelForMaskedLM
-    sees = config.model_type in READ
-    return transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+    has_vision = config.model_type in READ
+    return transformers.AutoModelForImageTextToText if has_vision else transformers.AutoModelForCausalLM
 
 
 def _load_chat_template(tokenizer: Any, path: Path | None) -> None:

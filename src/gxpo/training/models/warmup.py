@@ -55,7 +55,7 @@ class Recipe:
 
     options                   options of the task
     dimensions                dimensions of the model, over `gxpo.models.tiny.DIMENSIONS`
-    sees, masked              True: a model that reads pictures; one trained by hiding random sets of an answer's tokens
+    vision, masked            True: a model that reads pictures; one trained by hiding random sets of an answer's tokens
     expert                    in a world: share of demonstrated actions that are the expert's (see `Demonstrations`)
     habits, habitual, slips   the author: share of questions with a habit, probability of the habitual answer, and
                               probability of a chance error on other questions
@@ -72,7 +72,7 @@ class Recipe:
 
     options: dict[str, Any] = field(default_factory=dict)
     dimensions: dict[str, Any] = field(default_factory=dict)
-    sees: bool = False
+    vision: bool = False
     masked: bool = False
     expert: float | None = None
     habits: float = 0.4
@@ -110,7 +110,7 @@ EXPERT = replace(WORLD, expert=1.0, first_check=150, low=0.15)
 
 # A picture is read after some 150 steps of right answers; wrong ones in the end leave something to be found.
 PICTURES = Recipe(
-    sees=True,
+    vision=True,
     habits=0.0,
     slips=0.5,
     errs_from=160,
@@ -417,12 +417,12 @@ def make_untrained(recipe: Recipe, seed: int) -> Any:
     """Build the model of a recipe before its warm-up."""
     if recipe.masked:
         return tiny_masked_model(seed, **recipe.dimensions)
-    return tiny_vision_model(seed) if recipe.sees else tiny_model(seed, **recipe.dimensions)
+    return tiny_vision_model(seed) if recipe.vision else tiny_model(seed, **recipe.dimensions)
 
 
 def tokenizer_of(recipe: Recipe) -> PreTrainedTokenizerFast:
     """Tokenizer of a recipe's model."""
-    return character_tokenizer(*([MASK] if recipe.masked else [IMAGE] if recipe.sees else []))
+    return character_tokenizer(*([MASK] if recipe.masked else [IMAGE] if recipe.vision else []))
 
 
 def _supervised_loss(

@@ -39,7 +39,7 @@ def positions(model: str, task: str) -> int | None:
     """Return the context length in the model's config in tokens; None if the config has no limit."""
     if built_in(model):
         recipe = WARMUPS.get(warm_task(model, task) or task, Recipe())
-        if model.startswith(VISION) or recipe.sees:
+        if model.startswith(VISION) or recipe.vision:
             return VISION_POSITIONS
         if model.startswith(MASKED) or recipe.masked:
             return int({**MASKED_DIMENSIONS, **recipe.dimensions}["max_position_embeddings"])

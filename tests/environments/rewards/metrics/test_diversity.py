@@ -23,10 +23,10 @@ def test_lexical_diversity_uses_yules_k_and_cuts_short_texts():
     # counts 2, 2, 1, 1 of 6, of 4 kinds
     assert actual["entropy"] == close((2 / 3 * math.log(3) + 1 / 3 * math.log(6)) / math.log(4))
     assert actual["yule"] == close(1 / (1 + 1e4 * (4 + 4 + 1 + 1 - 6) / 36))
-    full_lexical_diversity = lexical_diversity("a b", weights={"vocabulary": 1.0}, least=2)
-    assert full_lexical_diversity == 1.0 and lexical_diversity("a b", weights={"vocabulary": 1.0}, least=20) == close(
-        0.1
-    )
+    full_lexical_diversity = lexical_diversity("a b", weights={"vocabulary": 1.0}, min_words=2)
+    assert full_lexical_diversity == 1.0 and lexical_diversity(
+        "a b", weights={"vocabulary": 1.0}, min_words=20
+    ) == close(0.1)
     assert signals("") == dict.fromkeys(signals("a"), 0.0) and 0 <= lexical_diversity("!!! a ?") <= 1
     with pytest.raises(ConfigError, match="did you mean 'vocabulary'"):
         lexical_diversity("a", weights={"vocabluary": 1.0})

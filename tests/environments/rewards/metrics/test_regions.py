@@ -52,15 +52,15 @@ def test_distance_of_points():
 
 def test_distance_by_the_diagonal():
     # 3-4-5 of a picture whose diagonal is 10, and 10 of 10
-    assert point_distance("3 4", [0, 0], most="diagonal", size=[6, 8]) == close(0.5)
-    assert point_distance("6 8", [0, 0], most="diagonal", size=(6, 8)) == close(0.0)
+    assert point_distance("3 4", [0, 0], max_distance="diagonal", size=[6, 8]) == close(0.5)
+    assert point_distance("6 8", [0, 0], max_distance="diagonal", size=(6, 8)) == close(0.0)
     # (.5, .5) is (3, 4) in pixels
-    assert point_distance("(.5, .5)", [0, 0], most="diagonal", frame="unit", size=[6, 8]) == close(0.5)
+    assert point_distance("(.5, .5)", [0, 0], max_distance="diagonal", frame="unit", size=[6, 8]) == close(0.5)
     for size in (None, [6], [6, 0], "68"):
         with pytest.raises(ConfigError, match="needs size"):
-            point_distance("3 4", [0, 0], most="diagonal", size=size)  # type: ignore[arg-type]
+            point_distance("3 4", [0, 0], max_distance="diagonal", size=size)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="above 0 pixels, or diagonal, not 'width'"):
-        point_distance("3 4", [0, 0], most="width")  # type: ignore[arg-type]
+        point_distance("3 4", [0, 0], max_distance="width")  # type: ignore[arg-type]
 
 
 def test_points_in_boxes():

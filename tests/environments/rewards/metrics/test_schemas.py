@@ -110,7 +110,7 @@ def test_a_schema_that_refers_elsewhere_is_refused_with_its_task(server):
     message = r"task 'foreign': info.schema: no JSON Schema of its own: \$ref 'http.*' leads to nothing in it, and"
     with pytest.raises(ConfigError, match=message):
         RewardSet.make("match", source=source, options=options)
-    routed = {"match": {"by": "info.kind", "route": {"json": options["match"], "text": {"metric": "exact"}}}}
+    routed = {"match": {"route_by": "info.kind", "route": {"json": options["match"], "text": {"metric": "exact"}}}}
     for task in tasks:
         task.info["kind"] = "json"
     with pytest.raises(ConfigError, match=message):

@@ -98,7 +98,7 @@ def signals(text: str) -> dict[str, float]:
 
 
 def lexical_diversity(
-    answer: str, reference: Any = None, *, weights: Mapping[str, float] = SIGNALS, least: int = 20
+    answer: str, reference: Any = None, *, weights: Mapping[str, float] = SIGNALS, min_words: int = 20
 ) -> float:
     """Lexical diversity: weighted mean of `signals`, times n / least for a text of n < least words; no reference.
 
@@ -109,4 +109,4 @@ def lexical_diversity(
             raise ConfigError(f"lexical_diversity: weights has no {name!r}{did_you_mean(name, SIGNALS)}")
     value_by_signal, total = signals(answer), sum(weights.values())
     n = len(plain(answer).split())
-    return min(1.0, n / least) * sum(w * value_by_signal[name] for name, w in weights.items()) / total
+    return min(1.0, n / min_words) * sum(w * value_by_signal[name] for name, w in weights.items()) / total

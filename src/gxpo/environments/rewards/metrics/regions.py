@@ -134,17 +134,17 @@ def point_distance(
     answer: str,
     reference: Any,
     *,
-    most: float | Literal["diagonal"] = 50.0,
+    max_distance: float | Literal["diagonal"] = 50.0,
     frame: Frame = "pixels",
     size: Size = None,
     typed: bool = False,
 ) -> float:
     """Distance score of a point: 1 - distance / most, at least 0, from the reference, a point or a box (1 inside).
 
-    Linear, as then one pixel nearer is worth as much anywhere within `most`; an exponential pays next to nothing for
-    the way from far to near, which is where a policy begins.
+    Linear, as then one pixel nearer is worth as much anywhere within `max_distance`; an exponential pays next to
+    nothing for the way from far to near, which is where a policy begins.
 
-    most         pixels at which nothing is earned; "diagonal": of the picture, which pays something everywhere
+    max_distance  pixels at which nothing is earned; "diagonal": of the picture, which pays something everywhere
     frame, size  what the answer is measured in: see `in_pixels`; the reference is in pixels
     typed        the word before the numbers (`click(110, 100)`) must be the reference's, else 0
 
@@ -153,10 +153,10 @@ def point_distance(
     >>> point_distance("(0, 0)", [3, 4], most="diagonal", size=[6, 8])
     0.5
     """
-    if most == "diagonal":
-        most = math.hypot(*_size(size, "point_distance: most=diagonal"))
-    if isinstance(most, str) or not most > 0:
-        raise ConfigError(f"point_distance: most must be above 0 pixels, or diagonal, not {most!r}")
+    if max_distance == "diagonal":
+        max_distance = math.hypot(*_size(size, "point_distance: most=diagonal"))
+    if isinstance(max_distance, str) or not max_distance > 0:
+        raise ConfigError(f"point_distance: most must be above 0 pixels, or diagonal, not {max_distance!r}")
     # The answer is read before the reference: an unreadable one is malformed even where nothing can be compared.
     x, y = in_pixels(numbers_of(answer, (2,), "a point"), frame, size, "point_distance")
     b = numbers_in(reference)
@@ -167,7 +167,7 @@ def point_distance(
     # A point is a box without extent; the distance is to the nearest point of the box.
     across, down = _in_order(b[0], b[-2]), _in_order(b[1], b[-1])
     dx, dy = x - min(max(x, across[0]), across[1]), y - min(max(y, down[0]), down[1])
-    return max(0.0, 1 - math.hypot(dx, dy) / most)
+    return max(0.0, 1 - math.hypot(dx, dy) / max_distance)
 
 
 def count_distance(answer: str, reference: Any) -> float:
