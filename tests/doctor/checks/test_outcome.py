@@ -131,6 +131,21 @@ def test_entropy_that_is_gone_early_with_fewer_solved_groups_is_a_collapse() -> 
     assert diagnose(run).findings[0].ids[0] == "entropy_collapse"
 
 
+@pytest.mark.parametrize(("held_out", "has_collapsed"), [([0.22, 0.4, 0.52], False), ([0.22, 0.2, 0.21], True)])
+def test_silent_groups_of_a_run_that_solves_more_are_no_collapse(held_out: list[float], has_collapsed: bool) -> None:
+    """Groups of 4 on a small language model: four of five are silent in the end, and half of these are right."""
+    early, late = np.zeros(25), np.zeros(35)
+    figures = {
+        "reward": np.concatenate([rise(0.24, 0.6, 25), late + 0.6]) + noise(0.05),
+        "entropy": np.concatenate([np.geomspace(0.9, 0.15, 25), late + 0.12]),
+        "zero_signal": np.concatenate([early + 0.62, late + 0.84]) + noise(0.04),
+        "zero_wrong": np.concatenate([early + 0.56, late + 0.3]) + noise(0.04, turn=2),
+        "reward_max": 1.0,
+    }
+    run = log(**healthy(figures, eval__accuracy=held_out, eval__tasks=[400.0] * 3))
+    assert any("entropy_collapse" in f.ids for f in diagnose(run).findings) == has_collapsed
+
+
 def test_a_judge_is_told_by_its_name() -> None:
     parts = {"component__llm_judge_reward": rise(0.37, 0.67), "component__accuracy_reward": rise(0.5, 0.28)}
     parts = {name: values + noise(0.01) for name, values in parts.items()}

@@ -153,7 +153,9 @@ def entropy_collapse(log: RunLog) -> Finding | None:
         return None
     if is_gone and not silent_share > 0.8 and log.last("reward") > 0.8 * max(log.top_reward, 1.0):
         return None
-    if log.evaluation_gain > 0 and not is_gone and not is_early:
+    # more groups than at first have a right answer, and held-out tasks too: they are silent because they are solved
+    has_gained_tasks = solved is not None and solved[1] - solved[0] > 0.1
+    if log.evaluation_gain > 0 and not is_early and (has_gained_tasks or not is_gone):
         return None
     score = log.trend("reward")  # certainty keeps its level; one that is lost speaks of steps that are too long
     return finding(
