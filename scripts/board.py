@@ -1,4 +1,4 @@
-"""The board: docs/board.md's tables and docs/pictures/board.svg, from studies/board.jsonl and board_toy.jsonl.
+"""The board: tables of docs/board.md and board-tasks.md, and docs/pictures/board.svg, from studies/board*.jsonl.
 
 python scripts/board.py            # writes the table and the picture
 python scripts/study.py studies/board.yaml --store studies/board.jsonl    # makes the runs that are missing first
@@ -23,11 +23,13 @@ from study import HERE, keys_of, read_list
 from study_rows import digest, read_store
 
 PAGE, PICTURE = HERE / "docs" / "board.md", HERE / "docs" / "pictures" / "board.svg"
+TASKS_PAGE = HERE / "docs" / "board-tasks.md"
 LIST, STORE = HERE / "studies" / "board.yaml", HERE / "studies" / "board.jsonl"
 TOY_LIST, TOY_STORE = HERE / "studies" / "board_toy.yaml", HERE / "studies" / "board_toy.jsonl"
 BEGIN, BEGIN_TOYS, END = "<!-- board -->", "<!-- toys -->", "<!-- end -->"
 EXPERIMENTS = ("board", "board_prompts", "board_settings", "board_methods")
 TOY_EXPERIMENTS = ("board_toy",)
+OTHER_TASKS = ("products", "guess")  # experiments of the other tasks, and their marks in the page
 RESAMPLES = 2000
 TARGET = 0.8  # share of the base's mean gain that a run has to reach
 Row = Mapping[str, Any]
@@ -93,12 +95,18 @@ def interval_text(estimate: Estimate | None) -> str:
 def table(arms: Arms, seeds: int) -> list[str]:
     """Lines of the table: an arm each, the base first."""
     base = next(iter(arms.values()))
-    start = statistics.fmean(row["evaluations"][0]["eval_accuracy"] for row in base.values())
+    if not base:
+        return [f"No run of grpo yet, of {seeds} seeds planned: nothing can be compared."]
+    starts, ends = ([row["evaluations"][place] for row in base.values()] for place in (0, -1))
+    start = statistics.fmean(e["eval_accuracy"] for e in starts)
     target = start + TARGET * (statistics.fmean(map(end_of, base.values())) - start)
+    samples = max(int(name.rpartition("_")[2]) for name in ends[0] if name.startswith("eval_pass_at_"))
+    unit = "episode" if any(e.get("eval_turns", 1) > 1 for e in starts) else "answer"
     heads = (
         "arm", f"seeds of {seeds}", f"held-out accuracy at the end (start {number(start)})",
-        "less grpo, same seed (95 %)", "half way, less grpo", "pass@8, less grpo", "tokens an answer", "entropy",
-        f"thousand tokens to {number(target)} (runs), over grpo's", "steps", "runs that the doctor calls sick",
+        "less grpo, same seed (95 %)", "half way, less grpo", f"pass@{samples}, less grpo", f"tokens an {unit}",
+        "entropy", f"thousand tokens to {number(target)} (runs), over grpo's", "steps",
+        "runs that the doctor calls sick",
     )  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for label, rows in arms.items():
@@ -112,13 +120,12 @@ def table(arms: Arms, seeds: int) -> list[str]:
         entropy = [row["curves"]["entropy"][-1][1] for row in rows.values() if "entropy" in row["curves"]]
         words = [row["doctor"] for row in rows.values() if "doctor" in row]
         alarms = sum(bool(word) for word in words)
+        measures = (("eval_accuracy", -1), ("eval_accuracy", -2), (f"eval_pass_at_{samples}", -1))
         cells = [
             label,
             str(len(rows)),
             number(statistics.fmean(map(end_of, rows.values()))),
-            "" if rows is base else interval_text(difference(rows, base)),
-            "" if rows is base else interval_text(difference(rows, base, place=-2)),
-            "" if rows is base else interval_text(difference(rows, base, "eval_pass_at_8")),
+            *("" if rows is base else interval_text(difference(rows, base, name, place)) for name, place in measures),
             f"{statistics.fmean(end_of(row, 'eval_length') for row in rows.values()):.1f}",
             f"{statistics.fmean(entropy):.2f}" if entropy else "",
             cost,
@@ -201,15 +208,27 @@ def picture(arms: Arms) -> str:
     )  # fmt: skip
 
 
-def page(text: str, arms: Arms, seeds: int, toy_arms: Arms) -> str:
-    """The page with its tables of now."""
-    for begin, lines in (
-        (BEGIN, [*table(arms, seeds), "", *by_seed(arms, seeds)]),
-        (BEGIN_TOYS, toys(arms, toy_arms)),
-    ):
+def with_blocks(text: str, blocks: Mapping[str, Sequence[str]]) -> str:
+    """The page with new lines in the place of those between each mark and the next END."""
+    for begin, lines in blocks.items():
         before, _, rest = text.partition(begin)
         text = "\n".join([f"{before}{begin}", *lines, f"{END}{rest.partition(END)[2]}"])
     return text
+
+
+def page(text: str, arms: Arms, seeds: int, toy_arms: Arms) -> str:
+    """docs/board.md with its tables of now."""
+    return with_blocks(text, {BEGIN: tables(arms, seeds), BEGIN_TOYS: toys(arms, toy_arms)})
+
+
+def tasks_page(text: str, listed: Mapping[str, Any], store: Mapping[tuple[str, int], Row]) -> str:
+    """docs/board-tasks.md with its tables of now."""
+    return with_blocks(text, {f"<!-- {x} -->": tables(*arms_of(listed, store, [x])) for x in OTHER_TASKS})
+
+
+def tables(arms: Arms, seeds: int) -> list[str]:
+    """Lines of both tables of a task: by arm, and the ends by seed."""
+    return [*table(arms, seeds), "", *by_seed(arms, seeds)]
 
 
 def toy_arms_of() -> Arms:
@@ -218,8 +237,10 @@ def toy_arms_of() -> Arms:
 
 
 def main() -> None:
-    arms, seeds = arms_of(read_list(LIST), read_store(STORE))
+    listed, store = read_list(LIST), read_store(STORE)
+    arms, seeds = arms_of(listed, store)
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), arms, seeds, toy_arms_of()), encoding="utf-8")
+    TASKS_PAGE.write_text(tasks_page(TASKS_PAGE.read_text(encoding="utf-8"), listed, store), encoding="utf-8")
     PICTURE.write_text(picture(arms) + "\n", encoding="utf-8")
     print(f"{sum(map(len, arms.values()))} of {seeds * len(arms)} runs")
 

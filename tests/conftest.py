@@ -13,7 +13,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if os.environ.get("GXPO_TEST_DEVICE", "cpu") == "cpu":  # `learner.device: auto` would take a GPU, whose bits differ
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-os.environ.setdefault("MKL_CBWR", "AUTO")  # as gxpo.base.exact does for programs of gxpo
+os.environ.setdefault("MKL_CBWR", "AUTO")  # as gxpo.base.library_variables does for programs of gxpo
 
 import pytest
 import torch

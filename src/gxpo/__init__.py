@@ -80,6 +80,10 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         from gxpo.base.imports import collections_paused
 
+        if name in ("train", "resume"):  # programs, unlike the rest: before torch is loaded
+            from gxpo.base.library_variables import set_library_variables
+
+            set_library_variables()
         with collections_paused():
             value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value

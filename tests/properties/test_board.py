@@ -1,6 +1,7 @@
 """docs/board.md says what the rows of studies/board.jsonl say."""
 
 import json
+import runpy
 import statistics
 from pathlib import Path
 
@@ -31,6 +32,11 @@ def test_the_page_has_the_table_of_the_rows(board):
     text = board.PAGE.read_text()
     assert board.page(text, arms, seeds, board.toy_arms_of()) == text
     assert board.PICTURE.read_text() == board.picture(arms) + "\n"
+
+
+def test_the_page_of_the_other_tasks_has_the_tables_of_the_rows(board):
+    text = board.TASKS_PAGE.read_text()
+    assert board.tasks_page(text, board.read_list(board.LIST), board.read_store(board.STORE)) == text
 
 
 def test_an_arm_is_compared_with_grpo_by_seed(board):
@@ -76,3 +82,28 @@ def test_the_order_of_toys_is_compared_by_rank(board):
     # ranks here 4 3 2 1, there 4 2 3 1: 1 - 6 (0 + 1 + 1 + 0) / (4 * 15) = .8; without the control 3 2 1 and 3 1 2: .5
     assert lines[-3] == "Spearman's correlation of the 4 arms: +.800 (95 % +.800 to +.800)."
     assert lines[-1] == "Spearman's correlation of the 3 arms but the control: +.500 (95 % +.500 to +.500)."
+
+
+def test_halving_the_range_finds_every_number_in_three_guesses():
+    world = runpy.run_path(str(ROOT / "studies" / "guess.py"))["Guess"]()
+    for seed in range(50):
+        first, secret = map(int, world.content(seed).split("/"))
+        step = world.reset(seed)
+        assert (
+            step.observation.startswith(f"Choose a number from {first} to {first + 6}.") and first <= secret < first + 7
+        )
+        ranges = []
+        for _ in range(world.max_turns):
+            ranges.append(step.state)
+            step = world.step(f"I choose {world.expert()}.")
+            if step.done:
+                break
+        assert step.success and step.reward == 1 and len(set(ranges)) == len(ranges)
+
+
+def test_a_guess_without_a_number_costs_a_turn_and_tells_nothing():
+    world = runpy.run_path(str(ROOT / "studies" / "guess.py"))["Guess"]()
+    before = world.reset(3)
+    step = world.step("Let me think")
+    assert (step.action_error, step.state, step.done) == ("malformed", before.state, False)
+    assert world.step(str(world.secret - 1)).observation.startswith(f"Too low. Choose a number from {world.secret} to ")

@@ -34,7 +34,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
-from gxpo.base.exact import ask_for_equal_bits
+from gxpo.base.library_variables import set_library_variables
 from gxpo.base.process_tree import end_descendants, end_tree, guarded, is_running
 
 LOADING = 120.0  # seconds a program may take to import what it needs
@@ -381,7 +381,7 @@ def attend(program: str) -> None:
     number, parent = int(sys.argv[1]), int(sys.argv[2])
     # before anything is imported, since threads do not survive the fork
     guarded(parent, number)
-    ask_for_equal_bits()
+    set_library_variables()
     line = Line(number)
     spec = importlib.util.spec_from_file_location("gxpo_program", program)
     assert spec is not None and spec.loader is not None, program

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-from gxpo.base.exact import ask_for_equal_bits
+from gxpo.base.library_variables import set_library_variables
 from gxpo.bench.machine import forget_peak, pin, resident
 
 Round = Callable[[], "Mapping[str, Any] | None"]
@@ -72,7 +72,7 @@ def main() -> None:
     request = json.loads(sys.stdin.readline())
     # Before torch is imported, which counts the processors that it may use.
     pin(request["threads"])
-    ask_for_equal_bits()
+    set_library_variables()
     import torch
 
     torch.set_num_threads(request["threads"])

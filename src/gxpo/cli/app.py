@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gxpo.base.exact import ask_for_equal_bits
+from gxpo.base.library_variables import set_library_variables
 from gxpo.cli.options import (
     AllowKey,
     Best,
@@ -438,7 +438,7 @@ def main() -> None:
     if debug:
         sys.argv.remove("--debug")
     # Before anything imports torch.
-    ask_for_equal_bits()
+    set_library_variables()
     # A fork after a tokenizer's threads have started makes it print warnings.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:

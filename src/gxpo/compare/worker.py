@@ -126,8 +126,8 @@ def _train(path: Path, keys: Mapping[str, Any], keep: bool) -> None:
 
 
 if __name__ == "__main__":  # one run, described by a line of JSON on standard input
-    from gxpo.base.exact import ask_for_equal_bits
+    from gxpo.base.library_variables import set_library_variables
 
-    ask_for_equal_bits()
+    set_library_variables()
     request = json.loads(sys.stdin.read())
     print(json.dumps({"trouble": run_one(Path(request["path"]), request["keys"], keep=request["keep"])}))

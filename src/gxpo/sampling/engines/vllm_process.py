@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from gxpo.base.errors import ModelError
-from gxpo.base.exact import VARIABLES
+from gxpo.base.library_variables import library_variables
 from gxpo.base.process_tree import end_tree
 from gxpo.base.processes import in_words
 from gxpo.sampling.engines.in_vllm import gxpo_vllm
@@ -36,7 +36,6 @@ LAUNCHER_VARIABLES = (
     "GROUP_RANK",
 )
 DEFAULT_ENVIRONMENT = {  # defaults, which variables of this process override
-    **VARIABLES,
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_KVCACHE_SPACE": "4",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # learner and sampler take turns: each may have all cores
@@ -136,7 +135,8 @@ def environment() -> dict[str, str]:
     """Environment of the vLLM process: defaults, then this process's own without those of a multi-process launcher."""
     variables = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    return {**DEFAULT_ENVIRONMENT, **threads, **variables, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    defaults = {**DEFAULT_ENVIRONMENT, **library_variables(variables), **threads}
+    return {**defaults, **variables, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 def _end(connection: Connection, process: subprocess.Popen[bytes], log: IO[bytes], owner: int) -> None:

@@ -1,4 +1,5 @@
-"""gxpo.base.exact: programs of gxpo ask MKL for products that do not depend on alignment; importing gxpo does not."""
+"""gxpo.base.library_variables: programs of gxpo ask MKL for products that do not depend on alignment, and OpenMP for
+threads that do not wait actively for long; importing gxpo does not."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import gxpo
+from gxpo.base.library_variables import library_variables
 from gxpo.base.processes import Process
 from gxpo.sampling.engines.vllm_process import environment
 
@@ -31,6 +33,19 @@ def told(program: str, given: str | None) -> str:
 @pytest.mark.parametrize(("given", "found"), [(None, "AUTO"), ("COMPATIBLE", "COMPATIBLE")])
 def test_command_line_sets_mkl_before_torch_unless_the_user_did(given: str | None, found: str):
     assert told(COMMAND_LINE, given) == f"{found} False"
+
+
+def test_the_functions_that_train_set_the_variables_before_torch():
+    assert told(f"import gxpo; gxpo.train; {REPORT}", None) == "AUTO True"
+    assert told(f"from gxpo import resume; {REPORT}", "COMPATIBLE") == "COMPATIBLE True"
+
+
+@pytest.mark.parametrize(
+    ("environment", "spins"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "5"}, None), ({"OMP_WAIT_POLICY": "ACTIVE"}, None), ({"MKL_CBWR": "A"}, "1000")],
+)
+def test_waiting_threads_sleep_soon_unless_the_user_has_said_how_they_wait(environment, spins):
+    assert library_variables(environment).get("GOMP_SPINCOUNT") == spins
 
 
 def test_importing_the_package_changes_no_environment():
