@@ -102,10 +102,13 @@ def table(arms: Arms, seeds: int) -> list[str]:
     target = start + TARGET * (statistics.fmean(map(end_of, base.values())) - start)
     samples = max(int(name.rpartition("_")[2]) for name in ends[0] if name.startswith("eval_pass_at_"))
     unit = "episode" if any(e.get("eval_turns", 1) > 1 for e in starts) else "answer"
+    measures = {"less grpo, same seed (95 %)": ("eval_accuracy", -1)}
+    if min(len(row["evaluations"]) for row in base.values()) > 2:
+        measures["half way, less grpo"] = ("eval_accuracy", -2)
+    measures[f"pass@{samples}, less grpo"] = (f"eval_pass_at_{samples}", -1)
     heads = (
-        "arm", f"seeds of {seeds}", f"held-out accuracy at the end (start {number(start)})",
-        "less grpo, same seed (95 %)", "half way, less grpo", f"pass@{samples}, less grpo", f"tokens an {unit}",
-        "entropy", f"thousand tokens to {number(target)} (runs), over grpo's", "steps",
+        "arm", f"seeds of {seeds}", f"held-out accuracy at the end (start {number(start)})", *measures,
+        f"tokens an {unit}", "entropy", f"thousand tokens to {number(target)} (runs), over grpo's", "steps",
         "runs that the doctor calls sick",
     )  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
@@ -120,12 +123,11 @@ def table(arms: Arms, seeds: int) -> list[str]:
         entropy = [row["curves"]["entropy"][-1][1] for row in rows.values() if "entropy" in row["curves"]]
         words = [row["doctor"] for row in rows.values() if "doctor" in row]
         alarms = sum(bool(word) for word in words)
-        measures = (("eval_accuracy", -1), ("eval_accuracy", -2), (f"eval_pass_at_{samples}", -1))
         cells = [
             label,
             str(len(rows)),
             number(statistics.fmean(map(end_of, rows.values()))),
-            *("" if rows is base else interval_text(difference(rows, base, name, place)) for name, place in measures),
+            *("" if rows is base else interval_text(difference(rows, base, *measure)) for measure in measures.values()),
             f"{statistics.fmean(end_of(row, 'eval_length') for row in rows.values()):.1f}",
             f"{statistics.fmean(entropy):.2f}" if entropy else "",
             cost,

@@ -48,6 +48,39 @@ def test_first_finding(name: str) -> None:
     check_first_finding(CASES[name], name)
 
 
+@pytest.mark.parametrize(("shift", "is_told"), [(7, True), (0, False)])
+def test_rewards_of_other_rollouts(shift: int, is_told: bool) -> None:
+    """In each of three steps as many rewards as right answers, but seven rows further on."""
+    rows = []
+    for step in (1, 2, 3):
+        right = [(5 * i + step) % 4 == 0 for i in range(24)]
+        rows += [
+            {
+                "step": step, "group": 3 * step + i // 8, "completion": f"{WORDS[i % 3]} {step} {i}",
+                "score": float(right[(i + shift) % 24]), "success": float(right[i]),
+            }
+            for i in range(24)
+        ]  # fmt: skip
+    results = diagnose(log(**healthy(FLAT), rows=rollouts(rows))).findings
+    titles = [f.title for f in results if "reward_noise" in f.ids and f.grade == "proved"]
+    assert any(title.startswith("rewards belong to other rollouts") for title in titles) == is_told
+    if is_told:
+        assert "reward_noise" in results[0].ids
+
+
+def test_a_reward_for_something_else_is_not_that_of_other_rollouts() -> None:
+    """The form is paid, about as often as answers are right, but not as often in every step."""
+    rows = [
+        {
+            "step": step, "group": 3 * step + i // 8, "completion": f"{WORDS[i % 3]} {step} {i}",
+            "score": float((i + step) % 3 == 0), "success": float((5 * i + step) % (3 + step % 2) == 0),
+        }
+        for step in (1, 2, 3) for i in range(24)
+    ]  # fmt: skip
+    results = diagnose(log(**healthy(FLAT), rows=rollouts(rows))).findings
+    assert not any(f.title.startswith("rewards belong to other rollouts") for f in results)
+
+
 @pytest.mark.parametrize(
     ("success", "first"),
     [(0.4, "reward_ignores_completion"), (1.0, "all_right")],

@@ -138,7 +138,8 @@ def entropy_collapse(log: RunLog) -> Finding | None:
     if log.n_steps < LEAST or not is_low:
         return None
     solved = log.solved_shares
-    has_lost_tasks = solved is not None and (solved[0] - solved[1] > 0.1 or log.rises("zero_wrong"))
+    solved_gain = 0.0 if solved is None else solved[1] - solved[0]
+    has_lost_tasks = solved is not None and (solved_gain < -0.1 or log.rises("zero_wrong"))
     # as many tasks are solved at times as at the start: nothing was given up for certainty, while groups have a signal
     is_gone = silent_share > 0.8 or end < min(0.06 * begin, CERTAINTY)
     # gone by the middle of a run that gains nothing more, far below its top: what there was to gain was given up early
@@ -147,15 +148,12 @@ def entropy_collapse(log: RunLog) -> Finding | None:
     is_early = middle < 0.1 * begin and log.last("reward") < 0.75 * max(log.top_reward, 1.0) and stopped
     if solved is not None and not has_lost_tasks and not log.falls("reward") and not is_gone and not is_early:
         return None
-    # a run that still gains late has not collapsed
+    # a run that still gains late has not collapsed, nor one near its top
     half = trend(reward[len(reward) // 2 :])
-    if half is None or half.rises:
-        return None
-    if is_gone and not silent_share > 0.8 and log.last("reward") > 0.8 * max(log.top_reward, 1.0):
-        return None
-    # more groups than at first have a right answer, and held-out tasks too: they are silent because they are solved
-    has_gained_tasks = solved is not None and solved[1] - solved[0] > 0.1
-    if log.evaluation_gain > 0 and not is_early and (has_gained_tasks or not is_gone):
+    is_near_top = is_gone and not silent_share > 0.8 and log.last("reward") > 0.8 * max(log.top_reward, 1.0)
+    # more groups than at first have a right answer, held-out tasks too: they are silent because they are solved
+    is_solving = log.evaluation_gain > 0 and not is_early and (solved_gain > 0.1 or not is_gone)
+    if half is None or half.rises or is_near_top or is_solving:
         return None
     score = log.trend("reward")  # certainty keeps its level; one that is lost speaks of steps that are too long
     return finding(

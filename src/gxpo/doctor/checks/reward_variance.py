@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gxpo.doctor.checks.scored import PENALTY, examples_of
+from gxpo.doctor.checks.scored import PENALTY, examples_of, rewards_of_others
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.rollout_answers import STYLE
 from gxpo.doctor.runlog import RunLog
@@ -21,11 +21,13 @@ FAINT = 2e-3  # length of a gradient that is made of rounding; advantages of abo
     "reward_noise",
     1,
     "rewards do not belong to their completions",
-    "identical completions of one prompt with different scores",
+    "identical completions of one prompt with different scores; or as many rewards as verdicts a step, on other rows",
     needs=("rollouts",),
     follows=(),
 )
 def reward_noise(log: RunLog) -> Finding | None:
+    if (others := rewards_of_others(log)) is not None:
+        return others
     if log.facts is None or log.facts.same_text is None:
         return None
     pairs, differing, ratio, rows = log.facts.same_text

@@ -27,7 +27,7 @@ PENALTY = re.compile(r"penal|overlong|cost|length|repet", re.I)
     "reference answers occur in completions with the lowest score, far more often than other tasks' references do; or "
     "completions that close a tag which they did not open all have the lowest score",
     needs=("references",),
-    follows=("wrong_template",),
+    follows=("wrong_template", "reward_noise"),
 )
 def verifier_rejects(log: RunLog) -> Finding | None:
     match = _references(log)
@@ -55,6 +55,37 @@ def verifier_rejects(log: RunLog) -> Finding | None:
         _unopened_evidence(log),
         log.quote("reward"),
         examples=examples_of(log, match.rejected_rows),
+    )
+
+
+def rewards_of_others(log: RunLog) -> Finding | None:
+    """Report rewards of 0 and 1 that are the verdicts of other rollouts: as many in every step, on other rows."""
+    rollouts = log.training_rollouts
+    if rollouts is None:
+        return None
+    known = np.isfinite(rollouts.score) & np.isfinite(rollouts.success)
+    score, verdict, step = rollouts.score[known], rollouts.success[known], rollouts.step[known]
+    if len(score) < 48 or not np.isin(score, (0.0, 1.0)).all() or not np.isin(verdict, (0.0, 1.0)).all():
+        return None
+    # another property of the answers, as their form, would not be paid as often as answers are right, step by step
+    steps = [s for s in np.unique(step) if 0 < verdict[step == s].sum() < (step == s).sum()]
+    if len(steps) < 2 or any(score[step == s].sum() != verdict[step == s].sum() for s in np.unique(step)):
+        return None
+    differs = score != verdict
+    expected_rate = float(np.mean([2 * v.mean() * (1 - v.mean()) for s in steps for v in [verdict[step == s]]]))
+    if differs.sum() < 8 or differs[np.isin(step, steps)].mean() < 0.6 * expected_rate:
+        return None
+    return finding(
+        "reward_noise",
+        "critical",
+        "proved",
+        "rewards belong to other rollouts: each step pays as many as the verifier accepts, but not the same ones",
+        f"{differs.sum()} of {len(score)} rollouts have another reward than their verdict; shuffled, about "
+        f"{expected_rate:.0%} of them would",
+        f"rewards and verdicts have equal sums in all {len(np.unique(step))} recorded steps",
+        "is scoring.shuffle set, or are rewards joined to rollouts in another order?",
+        log.quote("reward"),
+        examples=examples_of(log, np.flatnonzero(known)[differs]),
     )
 
 
