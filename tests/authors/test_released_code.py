@@ -100,7 +100,13 @@ def test_knapsack_rl_splits_its_budget_as_released():
 def test_knapsack_rl_predicts_by_the_newest_sixteen_verdicts():
     part = gxpo.method("knapsack_rl").rollout
     assert isinstance(part, AdaptiveGroupSize)
-    assert (part.solver, part.window, part.enough, part.min_attempts, part.max_attempts) == ("fallback", 16, 8, 2, 128)
+    assert (part.solver, part.window, part.min_verdicts, part.min_attempts, part.max_attempts) == (
+        "fallback",
+        16,
+        8,
+        2,
+        128,
+    )
     visits = {"a": [[1] * 6 + [0] * 6, [0] * 8], "b": [[1] * 20 + [0] * 12], "c": [[1, 1, 0]], "d": []}
     for name, each in visits.items():
         for verdicts in each:

@@ -164,7 +164,7 @@ def probe(**fields: Any) -> tuple[MergedSteps, Forest, torch.Tensor, Any]:
     table = torch.randn(forest.n_tokens, 3, generator=torch.Generator().manual_seed(0))
     learner = SimpleNamespace(hidden=lambda f, layer=-1: table)
     tools: Any = SimpleNamespace(learner=learner, decode=str, blank_id=0, step=1, seed=0)
-    part = MergedSteps(enough=2, **fields)
+    part = MergedSteps(min_rows=2, **fields)
     part.compute(forest, {}, tools)
     part.learn(forest, {}, tools)
     return part, forest, table, tools
@@ -186,7 +186,7 @@ def test_hrm_judges_single_steps() -> None:
     """self-training/best_of_n_math500.py, `calculate_PRM_HRM_scores`: the judged text is the current step, whatever the
     model was trained on. A step's reward is that of its own hidden states; blended it depends on the one before."""
     for scored, moves in (("step", False), ("blend", True)):
-        part, forest, table, tools = probe(scored=scored)
+        part, forest, table, tools = probe(score_unit=scored)
         before = part.compute(forest, {}, tools)["piece_reward"]
         d = forest.path_token[forest.path_of(3)]  # t, then d
         table[d[:2]] += 1.0

@@ -189,7 +189,9 @@ JUDGED = {  # by a judge that answers what it is asked; `rluf`, `reagent_v` and 
     "listener": None,
 }
 SMOKE |= {
-    name: {"scoring.options": {"judge": {"ask": ANSWERS, **own}}} for name, own in JUDGED.items() if own is not None
+    name: {"scoring.options": {"judge": {"function": ANSWERS, **own}}}
+    for name, own in JUDGED.items()
+    if own is not None
 }
 SMOKE["debate_reward"] |= {"learner.lora_rank": 4}
 SMOKE["listener"] = {"teacher.models": {"ear": {"role": "judge", "model": "tiny:cold"}}}

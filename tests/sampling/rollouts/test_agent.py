@@ -201,7 +201,7 @@ def nonsense(prompt, base_url, api_key):
 @pytest.mark.parametrize("failed", [None, -1.0])
 def test_a_failure_costs_its_episode_alone(run, end, said, failed):
     start = time.monotonic()
-    forest, _ = grown(run, timeout=0.4, patience=0.1, failed=failed)
+    forest, _ = grown(run, timeout=0.4, patience=0.1, failure_reward=failed)
     assert time.monotonic() - start < 15
     assert [info["agent"]["end"] for info in forest.info] == [end, end, "done", "done"]
     assert said in forest.info[0]["failure"] and "failure" not in forest.info[2]

@@ -383,7 +383,7 @@ def test_steps_are_by_default_those_of_texts() -> None:
     assert [part.delimiter for part in parts] == ["\n"] * 3
     assert [gxpo.method(name).segmenter.text for name in ("vineppo", "pav")] == ["\n"] * 2
     vsrm = gxpo.method("vsrm")
-    assert (vsrm.segmenter.first, vsrm.segmenter.apart) == (1000, 400)
+    assert (vsrm.segmenter.min_offset, vsrm.segmenter.min_distance) == (1000, 400)
     assert (vsrm.rollout.answer_cue, vsrm.rollout.answer_tokens, vsrm.rollout.samples) == ("</think>", 768, 5)
     assert [name for name, d in METHODS.items() if any(value in (",", "#") for value in d.keys.values())] == []
 

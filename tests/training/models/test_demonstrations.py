@@ -99,12 +99,12 @@ def test_the_expert_is_alone_up_to_a_step():
 
 @pytest.mark.parametrize("model, warm", [("tiny-vision", "frozenlake-pixels"), ("tiny", "frozenlake")])
 def test_a_world_by_pixels_has_a_start_of_its_own(model, warm):
-    assert warm_task(model, "frozenlake") == warm and WARMUPS[warm].sees == (model == "tiny-vision")
+    assert warm_task(model, "frozenlake") == warm and WARMUPS[warm].vision == (model == "tiny-vision")
 
 
 def test_every_start_that_sees_is_of_a_task_with_pictures():
     for name, recipe in WARMUPS.items():
-        if recipe.sees:
+        if recipe.vision:
             lessons = lessons_of(name, 0, recipe, stream(2, 0))
             (prompt, answer), *_ = lessons.examples(1, 1)
             assert prompt[0]["content"][0]["type"] == "image" and 0 < len(answer) < recipe.max_new_tokens, name

@@ -150,13 +150,13 @@ def point_distance(
 
     >>> point_distance("click(110, 100)", "click(100, 100)", typed=True), point_distance("(160, 100)", [100, 100])
     (0.8, 0.0)
-    >>> point_distance("(0, 0)", [3, 4], most="diagonal", size=[6, 8])
+    >>> point_distance("(0, 0)", [3, 4], max_distance="diagonal", size=[6, 8])
     0.5
     """
     if max_distance == "diagonal":
-        max_distance = math.hypot(*_size(size, "point_distance: most=diagonal"))
+        max_distance = math.hypot(*_size(size, "point_distance: max_distance=diagonal"))
     if isinstance(max_distance, str) or not max_distance > 0:
-        raise ConfigError(f"point_distance: most must be above 0 pixels, or diagonal, not {max_distance!r}")
+        raise ConfigError(f"point_distance: max_distance must be above 0 pixels, or diagonal, not {max_distance!r}")
     # The answer is read before the reference: an unreadable one is malformed even where nothing can be compared.
     x, y = in_pixels(numbers_of(answer, (2,), "a point"), frame, size, "point_distance")
     b = numbers_in(reference)
