@@ -194,4 +194,4 @@ def test_hrm_judges_single_steps() -> None:
         entries = forest.path_of(3)
         assert bool((before[entries][:2] != after[entries][:2]).all())
         assert bool((before[entries][2:] != after[entries][2:]).all()) == moves
-    assert gxpo.method("hrm").signals["merged_steps"].scored == "step"
+    assert gxpo.method("hrm").signals["merged_steps"].score_unit == "step"
