@@ -67,7 +67,7 @@ MADE: dict[tuple[str, str], list[str]] = {
     ("environments/rewards/built_in.py", "part"): list(HEADINGS),
     ("environments/rewards/built_in.py", "parts[-1]"): [HEADINGS[-1]],
     ("environments/rewards/built_in.py", "step"): [STEP],
-    ("environments/rewards/listener.py", "self.until"): [],
+    ("environments/rewards/listener.py", "self.answer_pattern"): [],
     ("environments/rewards/tool_calls.py", "f'(?<![\\\\w.-]){re.escape(answer)}(?!\\\\w|\\\\.\\\\d)'"): [
         r"(?<![\w.-])777(?!\w|\.\d)",
     ],
@@ -75,7 +75,7 @@ MADE: dict[tuple[str, str], list[str]] = {
     ("sampling/rollouts/graph.py", "call.pattern"): [],
     ("algorithms/segments/segmenters.py", "pattern"): [],
     ("algorithms/segments/segmenters.py", "self.regex"): [Pattern().regex],
-    ("algorithms/signals/self_teacher.py", "self.hide"): [],
+    ("algorithms/signals/self_teacher.py", "self.hidden_pattern"): [],
     ("algorithms/signals/texts.py", "pattern"): [],
     ("algorithms/signals/texts.py", "f'(?<![\\\\w.]){re.escape(answer)}(?!\\\\w|\\\\.\\\\d)'"): [
         r"(?<![\w.])777(?!\w|\.\d)",
