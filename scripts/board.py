@@ -50,14 +50,19 @@ def arms_of(
     return arms, seeds
 
 
+def evaluations_of(row: Row) -> list[Mapping[str, Any]]:
+    """Evaluations of a run by step; a killed run that went on has its first ones twice."""
+    return list({e["step"]: e for e in row["evaluations"]}.values())
+
+
 def end_of(row: Row, measure: str = "eval_accuracy", place: int = -1) -> float:
     """A figure of the last evaluation, or of the one at `place`: -2 is half way."""
-    return float(row["evaluations"][place][measure])
+    return float(evaluations_of(row)[place][measure])
 
 
 def tokens_to_target(row: Row, target: float) -> float | None:
     """Generated tokens until held-out accuracy reaches the target, on straight lines between evaluations."""
-    points = [(e["tokens"], e["eval_accuracy"]) for e in row["evaluations"]]
+    points = [(e["tokens"], e["eval_accuracy"]) for e in evaluations_of(row)]
     for (tokens, value), (next_tokens, next_value) in pairwise(points):
         if next_value >= target > value:
             return tokens + (next_tokens - tokens) * (target - value) / (next_value - value)
@@ -97,13 +102,13 @@ def table(arms: Arms, seeds: int) -> list[str]:
     base = next(iter(arms.values()))
     if not base:
         return [f"No run of grpo yet, of {seeds} seeds planned: nothing can be compared."]
-    starts, ends = ([row["evaluations"][place] for row in base.values()] for place in (0, -1))
+    starts, ends = ([evaluations_of(row)[place] for row in base.values()] for place in (0, -1))
     start = statistics.fmean(e["eval_accuracy"] for e in starts)
     target = start + TARGET * (statistics.fmean(map(end_of, base.values())) - start)
     samples = max(int(name.rpartition("_")[2]) for name in ends[0] if name.startswith("eval_pass_at_"))
     unit = "episode" if any(e.get("eval_turns", 1) > 1 for e in starts) else "answer"
     measures = {"less grpo, same seed (95 %)": ("eval_accuracy", -1)}
-    if min(len(row["evaluations"]) for row in base.values()) > 2:
+    if min(len(evaluations_of(row)) for row in base.values()) > 2:
         measures["half way, less grpo"] = ("eval_accuracy", -2)
     measures[f"pass@{samples}, less grpo"] = (f"eval_pass_at_{samples}", -1)
     heads = (
@@ -195,11 +200,9 @@ def picture(arms: Arms) -> str:
     """Held-out accuracy over generated tokens, means over the seeds of each arm."""
     series: dict[str, Sequence[tuple[float, float]]] = {}
     for label, rows in arms.items():
-        points = [[(e["tokens"], e["eval_accuracy"]) for e in row["evaluations"]] for row in rows.values()]
-        # a killed run that went on has its first evaluation twice
-        thirds = [[p[0], *[q for q in p[1:] if q[0]]] for p in points]
-        if thirds:
-            columns = list(zip(*thirds, strict=True))
+        points = [[(e["tokens"], e["eval_accuracy"]) for e in evaluations_of(row)] for row in rows.values()]
+        if points:
+            columns = list(zip(*points, strict=True))
             series[label] = [
                 (statistics.fmean(t for t, _ in column), statistics.fmean(v for _, v in column)) for column in columns
             ]

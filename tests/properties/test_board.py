@@ -48,16 +48,24 @@ def test_an_arm_is_compared_with_grpo_by_seed(board):
 
 
 def test_tokens_to_a_target_are_on_the_line_between_evaluations(board):
-    row = {"evaluations": [{"tokens": 0, "eval_accuracy": 0.2}, {"tokens": 1000, "eval_accuracy": 0.6}]}
+    points = [
+        {"step": 0, "tokens": 0, "eval_accuracy": 0.2},
+        {"step": 9, "tokens": 1000, "eval_accuracy": 0.6},
+        {"step": 18, "tokens": 2000, "eval_accuracy": 0.5},
+    ]
+    row = {"evaluations": points}
     assert board.tokens_to_target(row, 0.3) == pytest.approx(250)
     assert board.tokens_to_target(row, 0.7) is None
+    # a run that was killed after the second evaluation has two of them again
+    again = {"evaluations": [*points[:2], *points]}
+    assert board.tokens_to_target(again, 0.3) == pytest.approx(250) and board.end_of(again, place=-2) == 0.6
 
 
 def test_runs_that_are_missing_are_shown(board):
     row = {
         "evaluations": [
-            {"tokens": 0, "eval_accuracy": 0.2, "eval_pass_at_8": 0.5, "eval_length": 12.0},
-            {"tokens": 1000, "eval_accuracy": 0.6, "eval_pass_at_8": 0.7, "eval_length": 10.0},
+            {"step": 0, "tokens": 0, "eval_accuracy": 0.2, "eval_pass_at_8": 0.5, "eval_length": 12.0},
+            {"step": 9, "tokens": 1000, "eval_accuracy": 0.6, "eval_pass_at_8": 0.7, "eval_length": 10.0},
         ],
         "curves": {}, "steps": 9, "doctor": [["warning", "entropy_collapse"]],
     }  # fmt: skip
@@ -70,7 +78,7 @@ def test_the_order_of_toys_is_compared_by_rank(board):
     def arms(**ends):
         rows = {"grpo": [0.5, 0.5], **ends}
         return {
-            label: {s: {"evaluations": [{"eval_accuracy": x}]} for s, x in enumerate(values)}
+            label: {s: {"evaluations": [{"step": 0, "eval_accuracy": x}]} for s, x in enumerate(values)}
             for label, values in rows.items()
         }
 
