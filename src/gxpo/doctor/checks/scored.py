@@ -63,8 +63,8 @@ def rewards_of_others(log: RunLog) -> Finding | None:
     rollouts = log.training_rollouts
     if rollouts is None:
         return None
-    known = np.isfinite(rollouts.score) & np.isfinite(rollouts.success)
-    score, verdict, step = rollouts.score[known], rollouts.success[known], rollouts.step[known]
+    rows = np.flatnonzero(np.isfinite(rollouts.score) & np.isfinite(rollouts.success))
+    score, verdict, step = rollouts.score[rows], rollouts.success[rows], rollouts.step[rows]
     if len(score) < 48 or not np.isin(score, (0.0, 1.0)).all() or not np.isin(verdict, (0.0, 1.0)).all():
         return None
     # another property of the answers, as their form, would not be paid as often as answers are right, step by step
@@ -72,20 +72,21 @@ def rewards_of_others(log: RunLog) -> Finding | None:
     if len(steps) < 2 or any(score[step == s].sum() != verdict[step == s].sum() for s in np.unique(step)):
         return None
     differs = score != verdict
-    expected_rate = float(np.mean([2 * v.mean() * (1 - v.mean()) for s in steps for v in [verdict[step == s]]]))
+    right_rates = np.array([verdict[step == s].mean() for s in steps])
+    expected_rate = float((2 * right_rates * (1 - right_rates)).mean())
     if differs.sum() < 8 or differs[np.isin(step, steps)].mean() < 0.6 * expected_rate:
         return None
     return finding(
         "reward_noise",
         "critical",
-        "proved",
+        "proved" if len(steps) > 2 else "likely",  # in two steps another reward may have equal sums by chance
         "rewards belong to other rollouts: each step pays as many as the verifier accepts, but not the same ones",
         f"{differs.sum()} of {len(score)} rollouts have another reward than their verdict; shuffled, about "
         f"{expected_rate:.0%} of them would",
         f"rewards and verdicts have equal sums in all {len(np.unique(step))} recorded steps",
         "is scoring.shuffle set, or are rewards joined to rollouts in another order?",
         log.quote("reward"),
-        examples=examples_of(log, np.flatnonzero(known)[differs]),
+        examples=examples_of(log, rows[differs]),
     )
 
 
