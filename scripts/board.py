@@ -196,10 +196,19 @@ def toys(arms: Arms, toy_arms: Arms) -> list[str]:
     return lines
 
 
+def differs(rows: Mapping[int, Row], base: Mapping[int, Row]) -> bool:
+    """True if an arm is told from the base, at the end or half way."""
+    estimates = [difference(rows, base, place=place) for place in (-1, -2)]
+    return any(estimate is not None and not estimate.holds_zero for estimate in estimates)
+
+
 def picture(arms: Arms) -> str:
-    """Held-out accuracy over generated tokens, means over the seeds of each arm."""
+    """Held-out accuracy over generated tokens of the base and the arms that differ from it, means over seeds."""
     series: dict[str, Sequence[tuple[float, float]]] = {}
+    base = next(iter(arms.values()))
     for label, rows in arms.items():
+        if rows is not base and not differs(rows, base):
+            continue
         points = [[(e["tokens"], e["eval_accuracy"]) for e in evaluations_of(row)] for row in rows.values()]
         if points:
             columns = list(zip(*points, strict=True))
