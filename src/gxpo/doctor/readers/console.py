@@ -41,7 +41,7 @@ _STEP = re.compile(
 _SPAN = re.compile(rf"\|\s{{0,40}}({NUMBER})(ms|s|m|h)\s{{0,8}}(?:({NUMBER})s)?\s{{0,40}}\|")
 _COUNT = re.compile(r"[\[(]\s?(\d{1,12})\s?/\s?\d{1,12}\s?[\])]")  # "(120/9997)"
 _HEADING = re.compile(r"[^\w\n]*(?:global[_ ])?(?:step|iteration|iter)\s?[:#=]?\s?\d+(?:\s?/\s?\d+)?[^\w\n]*", re.I)
-_PAIR_ALONE = re.compile(rf"\s*[-*\u2022|]?\s*([A-Za-z][\w ./@()-]{{0,60}}?)\s*[:=]\s*({NUMBER})\s?(%?)\W{{0,3}}")
+_PAIR_ALONE = re.compile(rf"\s{{0,80}}[-*\u2022|]?\s{{0,80}}([A-Za-z][\w ./@()-]{{0,60}}?)\s*[:=]\s*({NUMBER})\s?(%?)\W{{0,3}}")
 NARROWEST = 60  # characters of a terminal's line
 LONGEST_BLOCK = 25  # lines below such a heading
 MOST_CONTINUED = 3  # lines that go on with a row
@@ -58,7 +58,7 @@ _TRAIN_STEP = re.compile(r"\bTrain step (\d{1,12})/")  # AReaL's heading, which 
 _CURVE = re.compile(
     rf"([A-Za-z_][\w./@-]{{0,120}})\W{{1,8}}\[((?:\(\s?\d{{1,12}}\s?,\s?{NUMBER}\s?\)\s?,?\s?){{2,9999}})\]"
 )
-_POINT = re.compile(rf"(\d+)\s?,\s?({NUMBER})")
+_POINT = re.compile(rf"(\d{{1,12}})\s?,\s?({NUMBER})")
 _ARRAY = re.compile(
     rf"\W*([A-Za-z_][\w ./@-]{{0,60}}?)['\"]?\s{{0,8}}[:=]\s{{0,8}}"
     rf"\[?((?:{NUMBER}%?\s?(?:,|->|\u2192|=>)\s?){{9,9999}}{NUMBER}%?)"
