@@ -27,7 +27,7 @@ TASKS_PAGE = HERE / "docs" / "board-tasks.md"
 LIST, STORE = HERE / "studies" / "board.yaml", HERE / "studies" / "board.jsonl"
 TOY_LIST, TOY_STORE = HERE / "studies" / "board_toy.yaml", HERE / "studies" / "board_toy.jsonl"
 BEGIN, BEGIN_TOYS, END = "<!-- board -->", "<!-- toys -->", "<!-- end -->"
-EXPERIMENTS = ("board", "board_prompts", "board_settings", "board_methods")
+EXPERIMENTS = ("board", "board_prompts", "board_settings", "board_methods", "board_more")
 TOY_EXPERIMENTS = ("board_toy",)
 OTHER_TASKS = ("products", "guess")  # experiments of the other tasks, and their marks in the page
 RESAMPLES = 2000
@@ -144,11 +144,11 @@ def table(arms: Arms, seeds: int) -> list[str]:
 
 
 def by_seed(arms: Arms, seeds: int) -> list[str]:
-    """Lines of the ends by seed."""
-    lines = [f"| seed | {' | '.join(arms)} |", "|---" * (len(arms) + 1) + "|"]
-    for s in range(seeds):
-        ends = [number(end_of(rows[s])) if s in rows else "missing" for rows in arms.values()]
-        lines.append(f"| {s} | {' | '.join(ends)} |")
+    """Lines of the ends: an arm each, by seed."""
+    lines = [f"| end of seed | {' | '.join(map(str, range(seeds)))} |", "|---" * (seeds + 1) + "|"]
+    for label, rows in arms.items():
+        ends = [number(end_of(rows[s])) if s in rows else "missing" for s in range(seeds)]
+        lines.append(f"| {label} | {' | '.join(ends)} |")
     return lines
 
 
@@ -182,10 +182,13 @@ def toys(arms: Arms, toy_arms: Arms) -> list[str]:
     here, there = pairs_of(arms), pairs_of(toy_arms)
     heads = ("arm", "small model, less grpo (seeds)", "SmolLM2, less grpo (seeds)")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    common = [label for label in there if label in here]
-    for label in common:
-        cells = (f"{interval_text(seed_interval(side[label]))} ({len(side[label])})" for side in (there, here))
+    for label in there:
+        cells = (
+            f"{interval_text(seed_interval(side[label]))} ({len(side[label])})" if label in side else "needs two pairs"
+            for side in (there, here)
+        )
         lines.append(f"| {label} | {' | '.join(cells)} |")
+    common = [label for label in there if label in here]
     for which in (common, [label for label in common if label != "shuffled"]):
         rho, low, high = rank_correlation({label: there[label] for label in which}, here)
         text = f"{number(rho, sign=True)} (95 % {number(low, sign=True)} to {number(high, sign=True)})"

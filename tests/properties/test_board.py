@@ -71,7 +71,10 @@ def test_runs_that_are_missing_are_shown(board):
     }  # fmt: skip
     lines = board.table({"grpo": {0: row}, "rloo": {}}, 2)
     assert lines[-1].startswith("| rloo | 0 | missing |") and lines[-2].endswith("| 0.8 (1 of 1) | 9 | 1 of 1 |")
-    assert board.by_seed({"grpo": {0: row}, "rloo": {}}, 2)[-1] == "| 1 | missing | missing |"
+    assert board.by_seed({"grpo": {0: row}, "rloo": {}}, 2)[2:] == [
+        "| grpo | .600 | missing |",
+        "| rloo | missing | missing |",
+    ]
 
 
 def test_the_order_of_toys_is_compared_by_rank(board):
@@ -83,10 +86,13 @@ def test_the_order_of_toys_is_compared_by_rank(board):
         }
 
     here = arms(a=[0.6, 0.6], b=[0.55, 0.55], c=[0.4, 0.4], shuffled=[0.1, 0.1], once=[0.9])
-    there = arms(a=[0.7, 0.7], b=[0.3, 0.3], c=[0.6, 0.6], shuffled=[0.0, 0.0], once=[0.1])
+    there = arms(a=[0.7, 0.7], b=[0.3, 0.3], c=[0.6, 0.6], shuffled=[0.0, 0.0], once=[0.1, 0.1])
     lines = board.toys(here, there)
     assert lines[2] == "| a | **+.200 (+.200 to +.200)** (2) | **+.100 (+.100 to +.100)** (2) |"
-    assert not any(line.startswith("| once") for line in lines)  # one pair has no interval
+    # one pair has no interval, and no part in the correlation
+    assert [line for line in lines if line.startswith("| once")] == [
+        "| once | **-.400 (-.400 to -.400)** (2) | needs two pairs |"
+    ]
     # ranks here 4 3 2 1, there 4 2 3 1: 1 - 6 (0 + 1 + 1 + 0) / (4 * 15) = .8; without the control 3 2 1 and 3 1 2: .5
     assert lines[-3] == "Spearman's correlation of the 4 arms: +.800 (95 % +.800 to +.800)."
     assert lines[-1] == "Spearman's correlation of the 3 arms but the control: +.500 (95 % +.500 to +.500)."

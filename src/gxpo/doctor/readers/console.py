@@ -41,7 +41,9 @@ _STEP = re.compile(
 _SPAN = re.compile(rf"\|\s{{0,40}}({NUMBER})(ms|s|m|h)\s{{0,8}}(?:({NUMBER})s)?\s{{0,40}}\|")
 _COUNT = re.compile(r"[\[(]\s?(\d{1,12})\s?/\s?\d{1,12}\s?[\])]")  # "(120/9997)"
 _HEADING = re.compile(r"[^\w\n]*(?:global[_ ])?(?:step|iteration|iter)\s?[:#=]?\s?\d+(?:\s?/\s?\d+)?[^\w\n]*", re.I)
-_PAIR_ALONE = re.compile(rf"\s{{0,80}}[-*\u2022|]?\s{{0,80}}([A-Za-z][\w ./@()-]{{0,60}}?)\s*[:=]\s*({NUMBER})\s?(%?)\W{{0,3}}")
+_PAIR_ALONE = re.compile(
+    rf"\s{{0,80}}[-*\u2022|]?\s{{0,80}}([A-Za-z][\w ./@()-]{{0,60}}?)\s*[:=]\s*({NUMBER})\s?(%?)\W{{0,3}}"
+)
 NARROWEST = 60  # characters of a terminal's line
 LONGEST_BLOCK = 25  # lines below such a heading
 MOST_CONTINUED = 3  # lines that go on with a row
