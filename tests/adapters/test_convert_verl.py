@@ -204,3 +204,30 @@ def test_a_fully_asynchronous_launch_takes_its_batch_from_the_queue():
     assert (actual.keys["tasks.per_step"], actual.keys["update.minibatches"]) == (128, 4)
     assert actual.keys["objective.ratio_over"] == "behaviour"
     assert any("fully_async_main" in note for _, note in actual.notes)
+
+
+def test_an_open_line_says_what_the_script_states(here):
+    Path("own.sh").write_text(
+        "python3 -m team.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=128 \\\n"
+        "    actor_rollout_ref.actor.optim.lr_warmup_steps=10 trainer.total_epochs=3\n"
+    )
+    reason_by_key = convert_verl(["own.sh"]).open
+    unread = "the configuration of team.trainer.main_ppo is not read"
+    assert reason_by_key["tasks.per_step"] == f"data.gen_batch_size: {unread}; line 1: data.train_batch_size=128"
+    assert reason_by_key["trainer.steps"] == f"trainer.total_training_steps: {unread}; line 2: trainer.total_epochs=3"
+    # a count is used as it is, whatever share of the run the unread configuration names
+    assert "lr_warmup_steps=10: x the optimiser steps" in reason_by_key["optim.warmup_steps"]
+
+
+@pytest.mark.parametrize("key", ["reward_model.reward_manager", "reward.reward_manager.name"])
+def test_a_reward_manager_that_verl_does_not_have_is_noted(key):
+    notes = [note for _, note in converted(f"{key}=acecoder").notes]
+    assert any(note.startswith(f"{key}=acecoder: no manager of verl") for note in notes)
+    assert not any("data_source" in note for note in notes)  # it may score by anything
+    assert any("data_source" in note for _, note in converted(f"{key}=dapo").notes)
+
+
+def test_a_reward_function_is_called_by_its_name():
+    path = "custom_reward_function.path=score.py"
+    assert "its compute_score becomes" in reasons(path)["reward"]
+    assert "its grade becomes" in reasons(path, "custom_reward_function.name=grade")["reward"]

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from gxpo.adapters.convert import ConvertedKeys
 from gxpo.adapters.shell.values import Unknown
 from gxpo.adapters.verl_asks import AGGREGATES, BOUNDS, SUCCESS_AT, SUMMED
-from gxpo.adapters.verl_keys import CORRECTION, ESTIMATORS, IGNORED, KLS, LOSSES, OWN_LOSS, A, M, R
+from gxpo.adapters.verl_keys import CORRECTION, ESTIMATORS, IGNORED, KLS, LOSSES, MANAGERS, OWN_LOSS, A, M, R
 from gxpo.adapters.verl_source import OpenSetting, Source, read_source
 from gxpo.base import yamltext
 from gxpo.base.errors import ConfigError
@@ -20,6 +20,7 @@ from gxpo.methods import METHODS
 from gxpo.methods.compat import COMPAT
 from gxpo.methods.compose import method as compose
 from gxpo.parts.definition import SettingValue, show
+from gxpo.parts.options import nest_keys
 from gxpo.parts.settings import RUN_KEYS, RunSettings
 
 DEFAULT = "verl's default"
@@ -58,20 +59,21 @@ class _Conversion:
 
         Returns the value, None if it is open or left out.
         """
+        given_keys = [k for k in theirs if k in self.overrides]
         try:
             result = value()
         except OpenSetting as error:
-            self.keys[key], self.origins[key] = yamltext.OPEN, str(error)
+            # what the source does say of it helps whoever fills the value in
+            statements = [self._statement(k) for k in given_keys if k not in str(error)]
+            self.keys[key], self.origins[key] = yamltext.OPEN, "; ".join([str(error), *statements])
             return None
         except (TypeError, ValueError, OverflowError):
-            given_keys = [k for k in theirs if k in self.overrides]
             texts = ", ".join(f"{k}={self.overrides[k][0]}" for k in given_keys)
-            self.leave_open(key, f"{texts} is no value of it" if given_keys else f"{theirs[0]} is not set", *given_keys)
+            self.leave_open(key, f"{texts} is no value of it" if texts else f"{theirs[0]} is not set", *given_keys)
             return None
         if result is None:
             return None
         self.keys[key] = result
-        given_keys = [k for k in theirs if k in self.overrides]
         places = [self.overrides[k][1] for k in given_keys if self.overrides[k][1]]
         self.origins[key] = ", ".join(dict.fromkeys([*(given_keys or theirs), *(places if given_keys else [DEFAULT])]))
         return result
@@ -79,6 +81,10 @@ class _Conversion:
     def leave_open(self, key: str, reason: str, *theirs: str) -> None:
         place = next((self.overrides[k][1] for k in theirs if k in self.overrides), "")
         self.keys[key], self.origins[key] = yamltext.OPEN, f"{place and f'{place}: '}{reason}"
+
+    def _statement(self, key: str) -> str:
+        value, place = self.overrides[key]
+        return f"{place and f'{place}: '}{key}={_text_of(value)}"
 
     def note(self, key: str, note: str) -> None:
         self.notes.append((self.overrides.get(key, ("", ""))[1], note))
@@ -123,19 +129,28 @@ class _Conversion:
         """Name a reward function or a reward model; without one verl scores by the data's `data_source`."""
         names = ("reward.custom_reward_function.path", "custom_reward_function.path")
         models = ("reward.reward_model.enable", "reward_model.enable")
+        own_manager = self._names_own_manager()
         if (path := self.find(*names)) or any(self.is_unknown(k) for k in names):
             text = f"{names[0]}={path or self.overrides[next(k for k in names if k in self.overrides)][0].text}"
-            self.leave_open(
-                "reward", f"{text}: its compute_score becomes def reward(completion, answer) -> float", *names
-            )
+            function = self.find(*(k.replace(".path", ".name") for k in names)) or "compute_score"
+            self.leave_open("reward", f"{text}: its {function} becomes def reward(completion, answer) -> float", *names)
         elif self.find(*models) or any(map(self.is_unknown, models)):
             model = self.find("reward.reward_model.model_path", "reward_model.model.path")
-            whether = "" if self.find(*models) else ", if it is enabled"
-            self.leave_open("reward", f"a reward model ({model}){whether}: a reward of gxpo is a function", *models)
-        else:
+            condition = "" if self.find(*models) else ", if it is enabled"
+            self.leave_open("reward", f"a reward model ({model}){condition}: a reward of gxpo is a function", *models)
+        elif not own_manager:
             self.notes.append(("", "reward: verl scores by the data's data_source, gxpo by its own `reward`"))
-        self.keys_read |= {"reward.custom_reward_function.name", "custom_reward_function.name",
-                           "reward.reward_manager.name", "reward_model.reward_manager"}  # fmt: skip
+        self.keys_read |= {"reward.custom_reward_function.name", "custom_reward_function.name"}
+
+    def _names_own_manager(self) -> bool:
+        """Note a reward manager that isn't verl's: it may score by anything."""
+        key = next((k for k in MANAGERS if k in self.overrides), "")
+        self.keys_read |= set(MANAGERS)
+        if not key or self.find(key) in MANAGERS[key]:
+            return False
+        text = _text_of(self.overrides[key][0])
+        self.note(key, f"{key}={text}: no manager of verl, so how it scores is not known: write it as a `reward`")
+        return True
 
     # ------------------------------------------------------------ the method
     def _method(self) -> None:
@@ -206,19 +221,16 @@ class _Conversion:
     def _bounds(self) -> None:
         """Convert the bounds of the clip to options of the surrogate that the method and the loss have."""
         if self.is_set(f"{A}.clip_ratio") and not self.is_set(f"{A}.clip_ratio_low", f"{A}.clip_ratio_high"):
-            self.note(
-                f"{A}.clip_ratio", "actor.clip_ratio: without effect: clip_ratio_low and _high are 0.2 by default"
-            )
+            reason = "without effect: clip_ratio_low and _high are 0.2 by default"
+            self.note(f"{A}.clip_ratio", f"actor.clip_ratio: {reason}")
         self.keys_read.add(f"{A}.clip_ratio")
         method, objective = self.keys.get("method"), self.keys.get("objective")
         if objective == yamltext.OPEN:
             for name in BOUNDS:
                 if self.is_set(f"{A}.{name}"):
                     self.keys_read.add(f"{A}.{name}")
-                    self.note(
-                        f"{A}.{name}",
-                        f"{A}.{name}={self.find(f'{A}.{name}')}: a bound of the loss that is open",
-                    )
+                    bound = f"{A}.{name}={self.find(f'{A}.{name}')}"
+                    self.note(f"{A}.{name}", f"{bound}: a bound of the loss that is open")
             return
         setting_by_key = {
             k: SettingValue(v, "verl") for k, v in self.keys.items() if k.startswith("objective") and v != yamltext.OPEN
@@ -251,9 +263,7 @@ class _Conversion:
             if "objective.kl.coef" in self.keys:
                 self.put("objective.kl.place", lambda: "reward" if self.get(use) else None, use)
         elif self.find(use) or self.is_unknown(use):
-            self.note(
-                use, "algorithm.use_kl_in_reward beside actor.use_kl_loss: gxpo has one place, objective.kl.place"
-            )
+            self.note(use, f"{use} beside actor.use_kl_loss: gxpo has one place, objective.kl.place")
         if self.find("algorithm.kl_ctrl.type") not in ("fixed", None):
             self.note("algorithm.kl_ctrl.type", "algorithm.kl_ctrl.type=adaptive: see objective.kl.control")
         self.keys_read |= {coef, f"{A}.kl_loss_coef", f"{A}.kl_loss_type", "algorithm.kl_penalty"}
@@ -358,13 +368,8 @@ class _Conversion:
         rejection = f"{CORRECTION}.rollout_rs"
         if self.find(rejection):
             self.note(rejection, f"{rejection}={self.find(rejection)}: see weight.mismatch=mismatch_mask")
-        names = (
-            "rollout_is_threshold",
-            "rollout_rs",
-            "loss_type",
-            "rollout_rs_threshold",
-            "rollout_is_batch_normalize",
-        )
+        names = ("rollout_is_threshold", "rollout_rs", "loss_type", "rollout_rs_threshold",
+                 "rollout_is_batch_normalize")  # fmt: skip
         self.keys_read |= {f"{CORRECTION}.{name}" for name in names} | {f"{A}.use_rollout_log_probs"}
 
     def _ratio_over(self) -> str | None:
@@ -405,9 +410,8 @@ class _Conversion:
         limit = lambda: self.get(new) if self.get(old) is None else self.get(old)  # noqa: E731
         self.put("optim.max_grad_norm", lambda: _unless(float(limit()), 1.0), old, new)
         if self.is_set(f"{A}.grad_clip") and self.find(f"{A}.grad_clip") != 1.0:
-            self.note(
-                f"{A}.grad_clip", "actor.grad_clip: without effect in verl 0.9.1, whose engines read optim.clip_grad"
-            )
+            reason = "without effect in verl 0.9.1, whose engines read optim.clip_grad"
+            self.note(f"{A}.grad_clip", f"actor.grad_clip: {reason}")
         self.keys_read.add(f"{A}.grad_clip")
         schedule = tuple(f"{A}.optim.{name}" for name in ("warmup_style", "lr_scheduler_type", "lr_decay_style"))
         self.put("optim.schedule", lambda: _unless(str(self.get(*schedule) or "constant"), "constant"), *schedule)
@@ -416,10 +420,10 @@ class _Conversion:
 
     def _warmup(self) -> int | None:
         """Return warm-up in optimiser steps: verl's schedule moves once a step of the trainer."""
-        warmup, ratio = self.get(f"{A}.optim.lr_warmup_steps"), self.get(f"{A}.optim.lr_warmup_steps_ratio")
+        warmup = self.get(f"{A}.optim.lr_warmup_steps")
         steps = int(-1 if warmup is None else warmup)
         if steps < 0:
-            share, total = float(ratio or 0), self.keys["trainer.steps"]
+            share, total = float(self.get(f"{A}.optim.lr_warmup_steps_ratio") or 0), self.keys["trainer.steps"]
             if not share:
                 return None
             if total == yamltext.OPEN:
@@ -460,6 +464,10 @@ class _Conversion:
         self.keys[key] = yamltext.OPEN
 
 
+def _text_of(value: Any) -> Any:
+    return value.text if isinstance(value, Unknown) else value
+
+
 def _composes(spec: str, keys: Mapping[str, SettingValue]) -> bool:
     try:
         compose(spec, keys)
@@ -470,14 +478,8 @@ def _composes(spec: str, keys: Mapping[str, SettingValue]) -> bool:
 
 def _problem_of(key: str, value: Any) -> str:
     """Describe what is wrong with a value of a run's setting; "" if nothing is."""
-    nested: dict[str, Any] = {}
-    *sections, leaf = key.split(".")
-    target = nested
-    for section in sections:
-        target = target.setdefault(section, {})
-    target[leaf] = value
     try:
-        RunSettings.model_validate(nested)
+        RunSettings.model_validate(nest_keys({key: value}))
     except ValidationError as error:
         return error.errors()[0]["msg"].lower()
     return ""

@@ -64,6 +64,12 @@ IGNORED = re.compile(
     r"steps|lr_warmup_init|use_checkpoint_opt.*|override.*|optimizer|zero_indexed_step)|.*_target_)$"
 )
 
+# Reward managers of verl, by the key that names one: they score by the data's `data_source` or by a named function.
+MANAGERS: Mapping[str, tuple[str, ...]] = {
+    key: ("naive", "dapo", "batch", "prime", "gdpo", "limited", "rate_limited", "remote")
+    for key in ("reward.reward_manager.name", "reward_model.reward_manager")
+}
+
 # verl's own configurations: what is read here has the same defaults in all of them
 BASE_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer", "ppo_veomni_trainer", "ppo_torchtitan_trainer")
 GROUPS = ("actor", "algorithm", "critic", "data", "distillation", "engine", "hydra", "model", "model_engine",

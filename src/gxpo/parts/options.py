@@ -57,6 +57,18 @@ def flatten_keys(entries: Mapping[str, Any]) -> dict[str, SettingValue]:
     return out
 
 
+def nest_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nest dotted keys: {"optim.lr": 0.1} becomes {"optim": {"lr": 0.1}}."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, leaf = key.split(".")
+        target = tree
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[leaf] = value
+    return tree
+
+
 def leaves(key: str, value: Any, origin: str, source: str | None = None) -> list[tuple[str, SettingValue]]:
     """The dotted keys that a value stands for: `{"kl": {"coef": 0.1}}` under "objective" states "objective.kl.coef".
 

@@ -24,7 +24,7 @@ from gxpo.environments import verifiers
 from gxpo.methods.compose import method
 from gxpo.methods.method import Method
 from gxpo.parts.definition import JOINED, SettingValue, check_allowed, finite, is_schedule, is_section, show, stage_of
-from gxpo.parts.options import SECTIONS, canonical, flatten_keys, leaves, settings_of, silent_keys
+from gxpo.parts.options import SECTIONS, canonical, flatten_keys, leaves, nest_keys, settings_of, silent_keys
 from gxpo.parts.settings import RUN_KEYS, RunSettings
 from gxpo.sampling.rollouts.logged import OF_PHASES
 from gxpo.training.phase_plan import RULES, Phase, expand, may_change
@@ -449,7 +449,6 @@ def _near_files(path: Path) -> str:
 def _validate(keys: Mapping[str, SettingValue]) -> RunSettings:
     """Build the validated settings of a run; ConfigError names the key, its value and where it was set."""
     # Refused here and not by pydantic, which would report a type and not what to do.
-    tree: dict[str, Any] = {}
     schedules = {k for k, s in keys.items() if is_schedule(s.value)}
     infinite = {k for k, s in keys.items() if not finite(s.value)}
     for key, entry in keys.items():
@@ -461,13 +460,8 @@ def _validate(keys: Mapping[str, SettingValue]) -> RunSettings:
             )
         if key in infinite:
             raise ConfigError(f"{entry.error_prefix}{key}: numbers must be finite (got {show(entry.value)})")
-        *sections, leaf = key.split(".")
-        target = tree
-        for section in sections:
-            target = target.setdefault(section, {})
-        target[leaf] = entry.value
     try:
-        return RunSettings.model_validate(tree)
+        return RunSettings.model_validate(nest_keys({key: entry.value for key, entry in keys.items()}))
     except ValidationError as error:
         # Report the longest prefix of the location that is a key of the user's: a mapping's entry has no origin.
         first = error.errors()[0]
