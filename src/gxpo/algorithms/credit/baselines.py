@@ -195,8 +195,9 @@ def unfinished_by_rank(
     first_reward: Finite = 0.1,
     **statistic: Any,
 ) -> Tensor:
-    """Group-relative advantage that ranks truncated answers (R^3): outcome + least + (most - least) rank of those that
-    are not correct.
+    """Group-relative advantage that ranks truncated answers (R^3), of those that are not correct.
+
+    The outcome of such an answer is outcome + last_reward + (first_reward - last_reward) rank.
 
     outcome          [R] any float dtype;   group  [R] int64 dense ids, -1 = in no group
     complete         [R] bool: not cut off by a limit

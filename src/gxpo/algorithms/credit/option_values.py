@@ -50,7 +50,7 @@ def option_targets(
 
 
 def imitation_weight(advantage: Tensor, temperature: float, max_weight: float) -> Tensor:
-    """Advantage-weighted imitation (AWR): min(e^(A / temperature), most), elementwise.
+    """Advantage-weighted imitation (AWR): min(e^(A / temperature), max_weight), elementwise.
 
     >>> imitation_weight(torch.tensor([0.5, -0.5, 2.0]).double(), 1 / 3, 100.0).round(decimals=6).tolist()
     [4.481689, 0.22313, 100.0]

@@ -228,9 +228,9 @@ class Relative(Statistic, Formula):
     Sums of levels are `+`, or `credit.add.NAME`. With these settings this is
       GRPO, RLOO, MaxRL ...  see `group_relative`
       GiGPO      Relative() + `StateRelative`()                                       arXiv 2505.10978
-      Dr. MAS    among ("agent",), unit step                                          arXiv 2602.08847
+      Dr. MAS    group_by ("agent",), unit step                                       arXiv 2602.08847
       iStar      Relative() + Relative("process_reward")                              arXiv 2509.19199
-      Tree-GRPO  Relative() + Relative(group_by=("info.tree",))                          arXiv 2509.21240
+      Tree-GRPO  Relative() + Relative(group_by=("info.tree",))                       arXiv 2509.21240
       MatchTIR   Relative("turn_rewards", weight=0.5)
                  + Relative("return", ("turn",), discount=0.9, weight=0.5)            arXiv 2601.10712
       OPO        unit token, scale none: the baseline is weighted by length           arXiv 2505.23585

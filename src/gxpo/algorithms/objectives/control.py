@@ -189,7 +189,7 @@ def two_phase_decay(start: float, progress: float, *, fall: Annotated[float, Int
 
 @part("annealed", stage="control")
 def annealed(start: float, progress: float, *, min_step: Share = 0.05) -> float:
-    """Coefficient over a linearly decaying step size: coef / t_k, t_k = max(1 - k / total_steps, least).
+    """Coefficient over a linearly decaying step size: coef / t_k, t_k = max(1 - k / total_steps, min_step).
 
     min_step     where t stops, above 0
     total_steps  None: the run's
@@ -251,7 +251,7 @@ class _Walk(_Remembering):
 @part("entropy_target", stage="control")
 @dataclass(frozen=True)
 class EntropyTarget(_Walk):
-    """Target entropy: below `target` coef += by; at or above it coef -= by, held in [least, most], and the term is off.
+    """Target entropy: below `target` coef += step_size; at or above it coef -= step_size, and the term is off.
 
     target  nats a token
     step_size  how much a step moves it

@@ -194,7 +194,7 @@ class PreferencePairs(LabelTerm):
       SimPO  reference none, length_mean, beta 2, margin 0.5               arXiv 2405.14734
       ORPO  reference none, length_mean, form odds, beta 1, nll 1, pair_weight 0.1   arXiv 2403.07691
       KTO   pairs none, form prospect, unpaired against batch              arXiv 2402.01306
-      StepORLM  reference none, ordered, sum, beta 0.1, by_gap, verdict_first: W-DPO   arXiv 2509.22558
+      StepORLM  reference none, ordered, sum, beta 0.1, weight_by_gap, verdict_first: W-DPO   arXiv 2509.22558
       TRPA  ordered, length_mean, beta 0.1, success_slope 2.5, unpaired with beta 1   arXiv 2504.04524
     """
 

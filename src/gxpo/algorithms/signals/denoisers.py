@@ -34,7 +34,7 @@ def decay_at(step: int, growth: float, max_decay: float, flat: int = 0) -> float
 class Anchor(OwnModel):
     """Predictions of a moving average of the policy on re-noised samples, "anchor_prediction" [P, D].
 
-    theta_anchor <- d theta_anchor + (1 - d) theta after each step, d = min(growth * (step - flat), most), at least 0
+    theta_anchor <- d theta_anchor + (1 - d) theta after each step, d = min(growth * (step - flat), max_decay), at least 0
 
     max_decay  1 with `growth` 1: the anchor stays the policy that the run began with
 

@@ -62,8 +62,8 @@ def step_labels(outcome: Tensor, place: Tensor, where: Tensor) -> Tensor:
 class MergedSteps(RidgeProbe):
     """The signal "piece_reward" [P]: a `ridge` probe's estimate of the outcome after each step, on all its tokens.
 
-        reward = probe(step)                                                                      scored "step"
-               = (1 - merged) probe(step) + merged probe(the step before and this one, as one)    scored "blend"
+        reward = probe(step)                                                               score_unit "step"
+               = (1 - pair_weight) probe(step) + pair_weight probe(the step before and this one, as one)   "blend"
 
     and probe(step) for a trajectory's first. The probe is one model for both. It is fitted before every step of
     training on the newest `buffer` steps and merged pairs of the steps of training before: its labels are

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @part("token_weight", stage="weight")
 @dataclass(frozen=True)
 class TokenWeight(ScoreWeight):
-    """Token or trajectory weight by a score: w = keep(score) within a scope, a 0/1 mask or a factor.
+    """Token or trajectory weight by a score: w = curve(score) within a scope, a 0/1 mask or a factor.
 
     score    the score: a signal ("entropy", ...), a column ("credit", "outcome", "version", ...), "mean_NAME" (a token
              column's mean over its trajectory), a name in `gxpo.algorithms.weighting.scores`, or a function of columns

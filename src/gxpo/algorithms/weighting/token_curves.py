@@ -377,7 +377,7 @@ def by_sign(x: Tensor, *, positive: Factor = 1.0, negative: Factor = 1.0) -> Ten
 def exponential(
     x: Tensor, *, temperature: Annotated[float, Gt(0)] = 1.0, max_weight: Annotated[float, Gt(0)] = 100.0
 ) -> Tensor:
-    """min(e^(score / temperature), most); of the advantage, it multiplies a loss that already has it as a factor.
+    """min(e^(score / temperature), max_weight); of the advantage, it multiplies a loss that already has it as a factor.
 
     temperature  in units of the score: the lower, the more the best count
     max_weight   bound of the weight, ours: an advantage of many standard deviations would be all

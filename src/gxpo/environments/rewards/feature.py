@@ -58,7 +58,7 @@ class Feature(Formula, RewardPart):
     """Bonus for a feature (`reward.add`): coef * sign * x, x from 0 to 1 the feature of an attempt.
 
     feature  feature in `rewards.feature` or `file.py:function`, with its options beside it: matches(pattern),
-           component(component), several_tools(least), malformed
+           component(component), several_tools(min_tools), malformed
     coef   below 0: a penalty
     sign   "fixed": 1; "contrast": 1 in a group in which attempts with the feature are right more often than those
            without, by more than `eps`; -1 where they are so less often; 0 between, and where either kind is missing

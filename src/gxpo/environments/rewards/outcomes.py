@@ -356,7 +356,7 @@ def correct_prefix(
     middle: float = 0.5,
     max_reward: Annotated[float, Interval(gt=0, le=1)] = 1.0,
 ) -> Tensor:
-    """Correct-prefix reward: 1 for a correct answer, most / (1 + exp(-steepness (share - middle))) for a wrong one.
+    """Correct-prefix reward: 1 for a correct answer, max_reward / (1 + exp(-steepness (share - middle))) for a wrong one.
 
     component  the share of the answer before its first error, 0 to 1: `FirstError`, or a reward of one's own
     groups     "all_wrong": only in groups without a right answer (others: 0); "all": in every group
@@ -385,7 +385,7 @@ def entity_match(
     component: str = "entities",
     max_reward: Annotated[float, Interval(ge=0, lt=1)] = 0.3,
 ) -> Tensor:
-    """Entity match: 1 for a correct answer, most * rate / (group's largest rate) for a wrong one, 0 if truncated.
+    """Entity match: 1 for a correct answer, max_reward * rate / (group's largest rate) for a wrong one, 0 if truncated.
 
     component  the share of entities that the attempt mentions, 0 to 1: the reward "entities", or one of your own
 

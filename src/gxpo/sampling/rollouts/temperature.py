@@ -22,7 +22,7 @@ from gxpo.sampling.rollouts.ways import TEMPERED
 
 
 def heat_of(start: float, visits: int, step: float, max_temperature: float) -> float:
-    """Return min(start + visits step, most), and never less than `start`.
+    """Return min(start + visits step, max_temperature), and never less than `start`.
 
     >>> [round(heat_of(1.0, c, 0.05, 1.2), 6) for c in range(6)]
     [1.0, 1.05, 1.1, 1.15, 1.2, 1.2]
