@@ -95,7 +95,7 @@ CASES: Mapping[str, tuple[int, dict[str, Any], str, dict[str, Any], dict[str, An
             "objective.entropy.control": "entropy_target",
             "objective.entropy.control.target": 15.0,
             "objective.entropy.control.max_coef": 0.028,
-            "objective.entropy.control.waits": True,
+            "objective.entropy.control.off_until_measured": True,
         },
         {"learning_rate": 0.5},
     ),

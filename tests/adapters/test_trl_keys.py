@@ -64,7 +64,7 @@ def test_the_part_named_for_a_setting_without_key_exists():
 def test_adaptive_entropy_and_its_quantile_are_translated():
     trainer = make_trainer(use_adaptive_entropy=True, entropy_coef=0.02, entropy_target=1e3, entropy_coef_max=0.027)
     control = trainer.gxpo_method.terms["entropy"].control
-    assert (control.target, control.step_size, control.min_coef, control.max_coef, control.waits) == (
+    assert (control.target, control.step_size, control.min_coef, control.max_coef, control.off_until_measured) == (
         1e3,
         0.005,
         0.0,

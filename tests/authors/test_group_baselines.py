@@ -162,8 +162,8 @@ def copo_of_gxpo(**keys: Any) -> tuple[Forest, gxpo.methods.method.Method, list[
     ("keys", "k", "b", "zero"),
     [
         ({}, 20.0, 1.5, False),
-        ({"steepness": 20.0, "middle": 0.5}, 20.0, 0.5, False),  # "only-soft"
-        ({"steepness": 5.0, "middle": 1.0, "failures": "between"}, 5.0, 1.0, True),  # run_copo.sh, "soft-with-zero"
+        ({"steepness": 20.0, "midpoint": 0.5}, 20.0, 0.5, False),  # "only-soft"
+        ({"steepness": 5.0, "midpoint": 1.0, "failures": "between"}, 5.0, 1.0, True),  # run_copo.sh, "soft-with-zero"
     ],
     ids=["paper", "only-soft", "soft-with-zero"],
 )

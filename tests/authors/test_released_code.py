@@ -126,7 +126,7 @@ def test_mnpo_regresses_mean_log_ratios_to_its_target(kept):
     n = len(forest.path_token)
     policy = (drift(n) - 1.0).requires_grad_()
     reference, past = drift(n, 0.03) - 1.2, [drift(n, 0.02 * (j + 1)) - 1.1 for j in range(kept)]
-    assert METHODS["mnpo"].keys["signal.opponents.empty"] == "nothing"
+    assert METHODS["mnpo"].keys["signal.opponents.initial_opponent"] == "nothing"
     m = gxpo.method("mnpo")
     earlier = torch.stack(past) if past else reference.new_zeros(0, n)
     opponents = mixed(reference, earlier, 1 / 3, "nothing")
@@ -238,7 +238,7 @@ def test_itool_pairs_the_best_and_worst_child_of_every_node():
     seen_count = 0
     for step in range(6):
         full_value = Search(**how).grow([Task("a", "a?")], TreeSession(step=step))
-        nodes = Search(**how, train="siblings").grow([Task("a", "a?")], TreeSession(step=step))
+        nodes = Search(**how, group_unit="siblings").grow([Task("a", "a?")], TreeSession(step=step))
         ends = [
             (info["path"], 1 if s >= 1 else -1)
             for info, s in zip(full_value.info, full_value.success.tolist(), strict=True)

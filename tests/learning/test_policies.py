@@ -399,7 +399,7 @@ def test_cells_with_a_frozen_role_go_on_after_a_stop(
             raise KeyboardInterrupt
         return sample(self, *arguments)
 
-    keys, full_path, run = KEYS | {"rollout.frozen": ["verifier"]}, tmp_path / "whole", tmp_path / "run"
+    keys, full_path, run = KEYS | {"rollout.frozen_roles": ["verifier"]}, tmp_path / "whole", tmp_path / "run"
     gxpo.train("tiny:cold", "arithmetic", "at_grpo", 3, parity, out=full_path, set=keys)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(Session, "sample", stopped)

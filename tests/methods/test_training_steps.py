@@ -169,7 +169,7 @@ PARITY = f"{Path(__file__).parents[1] / 'sampling' / 'rollouts' / 'parity_world.
 SEATED = ("mars_turn", "ippo", "maddpg", "hasac", "parco", "casec", "ai_economist", "conscientia", "local_opt_marl",
           "dpo_decentralised", "bayes_net_marl")  # fmt: skip
 SMOKE |= {name: {"task": f"{PARITY}:Parity", "rollout.group_size": 4} for name in SEATED}
-SMOKE["search_self_play"] = {"rollout.valid": f"{PARITY}:any_text"}
+SMOKE["search_self_play"] = {"rollout.question_format": f"{PARITY}:any_text"}
 SMOKE["kairos"] = {"task": "peers"}
 UNTRAINED = {"training_free_grpo", "mars_prompt", "compass_skills"}  # nothing but their bank learns
 LISTED = {  # by success rates of tasks that are met again

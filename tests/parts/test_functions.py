@@ -66,7 +66,7 @@ def test_what_is_wrong_is_said_when_the_method_is_composed(mine):
         ({"weight.x": "group_weight", "weight.x.curve": "noise_awar"}, r"weight\.x\.curve: unknown .*'noise_aware'"),
         ({"weight.x": "group_weight", "weight.x.curve": f"{mine}:none"}, "has no 'none'"),
         ({"weight.x": "group_weight", "weight.x.curve": "noise_aware", "weight.x.flipp": 1}, r"mean 'weight\.x\.flip'"),
-        ({"weight.x": "group_weight", "weight.x.curve": "ramp", "weight.x.hard": 0.9}, "must be below easy"),
+        ({"weight.x": "group_weight", "weight.x.curve": "ramp", "weight.x.hard_rate": 0.9}, "must be below easy_rate"),
         ({"weight.x": "token_weight", "weight.x.score": "nothing"}, "reads signal 'nothing', which no part provides"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=message):

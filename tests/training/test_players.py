@@ -101,7 +101,7 @@ def test_a_player_is_missing_or_reads_other_tokens(tmp_path, other):
     [
         ({"models": {"critic": "x"}}, r"rollout\.models: the team has no role 'critic'"),
         ({"models": {"a": "x", "b": "y"}}, r"rollout\.models names every role of the team"),
-        ({"models": {"b": "x"}, "frozen": ["b"]}, r"rollout\.models: 'b' is in rollout\.frozen, too"),
+        ({"models": {"b": "x"}, "frozen_roles": ["b"]}, r"rollout\.models: 'b' is in rollout\.frozen_roles, too"),
     ],
 )
 def test_players_that_contradict_the_team_are_refused(options, message):

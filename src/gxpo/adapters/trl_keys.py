@@ -197,7 +197,7 @@ class SettingKeys:
         self.keys[control] = ("use_adaptive_entropy", "entropy_target")
         for setting, option in ADAPTIVE.items():
             self.keys[f"{control}.{option}"] = (setting, float(getattr(args, setting)))
-        self.keys[f"{control}.waits"] = ("use_adaptive_entropy", True)
+        self.keys[f"{control}.off_until_measured"] = ("use_adaptive_entropy", True)
 
     def _kl(self) -> None:
         """Translate `beta`, unless the method reads a reference itself and so has a coefficient of its own."""

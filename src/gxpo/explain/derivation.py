@@ -187,7 +187,10 @@ def _among(part: Relative) -> str:
         return "the whole batch"
     if isinstance(part, StateRelative):
         history_text = f" and the {part.history} states before it" if part.history else ""
-        levels = [f"state{'' if part.similar == 1 else f' (likeness {part.similar:g} or more)'}{history_text}", *levels]
+        levels = [
+            f"state{'' if part.min_similarity == 1 else f' (likeness {part.min_similarity:g} or more)'}{history_text}",
+            *levels,
+        ]
     elif isinstance(part, StateKeyed):
         levels = ["state", *levels]
     return "the group" if not levels else f"those of the group with the same {' and '.join(levels)}"

@@ -104,7 +104,7 @@ def is_mapping(key: str) -> bool:
     return (
         key == "versions"
         or key in MAPPINGS
-        or key.endswith((".weights", ".conditions", "rollout.models", "rollout.observes"))
+        or key.endswith((".weights", ".conditions", "rollout.models", "rollout.observed_roles"))
     )
 
 

@@ -11,7 +11,7 @@ from gxpo.methods.compose import _credit
 from gxpo.parts.definition import SettingValue
 from gxpo.parts.options import Keys
 
-OF_STATE = ("discount", "history", "state", "similar")  # options of the second summand alone
+OF_STATE = ("discount", "history", "state", "min_similarity")  # options of the second summand alone
 
 
 Words = Mapping[str, Mapping[Any, Any]]

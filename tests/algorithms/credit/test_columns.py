@@ -47,7 +47,9 @@ def own_ends(outcome, group, forest):
 
 def test_columns_of_steps_and_their_options(grow):
     part = advantage(own_steps, times=3.0)
-    assert repr(part) == "own_steps(state='id', similar=1.0, shift=0.0, times=3.0)" and part.requires == ("states",)
+    assert repr(part) == "own_steps(state='id', min_similarity=1.0, shift=0.0, times=3.0)" and part.requires == (
+        "states",
+    )
     assert advantage(own_steps, state="observation").requires == ()
     assert part(grow(ROWS), {}, 0).tolist() == [10, 10, 13, 0, 0, 0, *[6.5] * 3]  # paid 0 1, 0 0 0, 0.5
 

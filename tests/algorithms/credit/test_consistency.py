@@ -72,7 +72,9 @@ def test_copo_equals_a_loop(grow, rows, scale, constants, unit, failures):
             w = 0.0
         between = normal(means[g], list(means.values()), True, scale) if g in means else 0.0
         expected.append(w * normal(r, peers, own_value, scale) + (1 - w) * between)
-    part = advantage(consistency_blended, steepness=steepness, middle=middle, unit=unit, failures=failures, scale=scale)
+    part = advantage(
+        consistency_blended, steepness=steepness, midpoint=middle, unit=unit, failures=failures, scale=scale
+    )
     assert part(forest, {"answer_cluster": cluster}, 0).tolist() == pytest.approx(expected, abs=1e-9)
 
 

@@ -45,7 +45,7 @@ DEFAULTS = [
     (bounded, (X, Y), {"low": -math.inf, "high": math.inf, "kappa": None}),
     (between_groups, (X, GROUP), {"where": ALL, "scale": "std", "ddof": 1, "eps": 1e-6}),
     (answer_disagreement, (TREE, GROUP), {"where": ALL}),
-    (blended, (X, Y, 2 * X), {"steepness": 20.0, "middle": 1.5}),
+    (blended, (X, Y, 2 * X), {"steepness": 20.0, "midpoint": 1.5}),
     (
         decoupled_sum,
         (torch.stack([X, Y], 1), X[:2], GROUP),
@@ -53,11 +53,11 @@ DEFAULTS = [
     ),
     (decoupled_sum, (torch.stack([X, Y], 1), X[:2], torch.arange(7)), {"singleton": "zero"}),
     (batch_normalized, (X, RIGHT, ALL), {"ddof": 1, "eps": 1e-4}),
-    (logistic_weight, (X,), {"low": 0.4, "high": 1.5, "steepness": 10.0, "middle": 0.75}),
+    (logistic_weight, (X,), {"low": 0.4, "high": 1.5, "steepness": 10.0, "midpoint": 0.75}),
     (
         difficulty_weighted,
         (X - 0.4, Y),
-        {"low": 0.4, "high": 1.5, "steepness": 10.0, "middle": 0.75},
+        {"low": 0.4, "high": 1.5, "steepness": 10.0, "midpoint": 0.75},
     ),
     (gae, (X, Y, GROUP, ALL), {"discount": 1.0, "lam": 1.0, "cut": ~ALL}),
     (length_weighted, (X, torch.tensor([1, 0, 2, 1, 3, 1, 0]), GROUP), {"where": ALL}),
@@ -69,7 +69,7 @@ DEFAULTS = [
     (max_second, (X, GROUP), {"where": ALL, "scale": "std", "eps": 1e-6}),
     (diversity_adjusted, (X, torch.stack([X, Y], 1), GROUP), {"where": ALL, "eps": 1e-6}),
     (shares, (X - 0.4, GROUP), {"eps": 1e-6, "where": ALL}),
-    (mixed_value_at_risk, (5 * X, 1.0, 4.0), {"levels_at": (0.2, 0.9), "mix": 1.5, "zero": "high", "eps": 1e-6}),
+    (mixed_value_at_risk, (5 * X, 1.0, 4.0), {"levels_at": (0.2, 0.9), "mix": 1.5, "zero_at": "high", "eps": 1e-6}),
     (segment_relative, (X, torch.arange(7), GROUP, 0 * GROUP), {"scale": "std", "ddof": 0, "eps": 1e-4, "where": ALL}),
     (segment_relative, (9 * torch.eye(40)[0], torch.arange(40), *[torch.zeros(40).long()] * 2), {"bound": 5.0}),
     (set_relative, (X, GROUP, TREE, 2), {"where": ALL}),
@@ -158,7 +158,7 @@ RATE = torch.tensor([1 / 4] * 5 + [2 / 3] * 3 + [0.0] * 3, dtype=torch.float64)
 LOGPROB = torch.linspace(-2, -0.5, 11, dtype=torch.float64)  # the same for all tokens of an attempt
 REPLAYED = torch.tensor([r in (1, 2, 4, 6) for r in range(11)])
 SET = {"center": "median", "scale": "std", "ddof": 0, "eps": 0.5}
-CURVE = {"low": 0.2, "high": 1.2, "steepness": 3.0, "middle": 0.4}
+CURVE = {"low": 0.2, "high": 1.2, "steepness": 3.0, "midpoint": 0.4}
 
 
 def group_of(f):
@@ -214,7 +214,8 @@ PARTS = [
     ("bonus", {"value": "confidence_gap", "factor": 0.7, "share": 0.5}, "R",
      lambda f, s: torch.where(grouped.max(CORRECT, group_of(f), f.compared) > 0,
                               0.7 * (s["prompt_confidence"] - LOGPROB.exp()), 0.0)),
-    ("consistency_blended", {"steepness": 2.0, "middle": 0.6, "unit": "nats", "ddof": 0, "eps": 0.5}, "R", consistent),
+    ("consistency_blended", {"steepness": 2.0, "midpoint": 0.6, "unit": "nats", "ddof": 0, "eps": 0.5}, "R",
+     consistent),
     ("difficulty_weighted", {**SET, **CURVE}, "R", 
      lambda f, s: difficulty_weighted(advantage(f), RATE, **CURVE)),
     ("diversity_adjusted", SET, "R",

@@ -20,14 +20,14 @@ def test_card():
     actual = mixed_value_at_risk(torch.arange(6.0), 1.0, 4.0, (0.2, 0.8), mix=1.5)
     assert actual.tolist() == pytest.approx([-4.999982, -1.999997, -1.333331, -0.666666, 0, 0], abs=2e-6)
     # without the constant q_a - q_b = -3 of the middle part: 3 / .6 / 2.5 = 2 more for all
-    low = mixed_value_at_risk(torch.arange(6.0), 1.0, 4.0, (0.2, 0.8), mix=1.5, zero="low")
+    low = mixed_value_at_risk(torch.arange(6.0), 1.0, 4.0, (0.2, 0.8), mix=1.5, zero_at="low")
     assert low.tolist() == pytest.approx([-3.0, 0.0, 2 / 3, 4 / 3, 2.0, 2.0], abs=2e-5)
 
 
 def value(s, a, b, part):
     """g as written, one sum at a time."""
     tail = -(a - s) if s < a else 0.0
-    middle = max(s - a, 0.0) - max(s - b, 0.0) + (a - b if part.zero == "high" else 0.0)
+    middle = max(s - a, 0.0) - max(s - b, 0.0) + (a - b if part.zero_at == "high" else 0.0)
     return (part.mix * tail / (part.low + 1e-6) + middle / (part.high - part.low + 1e-6)) / (part.mix + 1)
 
 
@@ -79,7 +79,7 @@ row = st.tuples(st.sampled_from("abcdefg"), st.sampled_from([0.0, 0.5, 1.0]), st
 )
 def test_it_equals_a_loop(grow, rows, size, share, zero, tracked):
     forest = grow([(g, r, [1], {"compared": c}) for g, r, c in rows])
-    part = RiskBundle(size=size, share=share, zero=zero)
+    part = RiskBundle(size=size, share=share, zero_at=zero)
     if tracked:
         part.load_state_dict({"low": tracked[0], "high": tracked[1]})
     assert part(forest, {}, 0).tolist() == pytest.approx(by_hand(rows, part, tracked), abs=1e-6)
@@ -102,7 +102,7 @@ def test_with_the_scripts_settings_nothing_is_positive(grow):
     forest = grow(rows)
     credit = gxpo.method("riskpo").advantages(forest)
     assert bool((credit <= 0).all()) and bool((credit < 0).any()) and bool((credit == 0).any())
-    low = gxpo.method("riskpo", {"credit.zero": "low"}).advantages(forest)
+    low = gxpo.method("riskpo", {"credit.zero_at": "low"}).advantages(forest)
     assert bool((low > 0).any()) and bool((low < 0).any())
 
 
@@ -163,7 +163,7 @@ def test_equal_sums_and_unscored_rows(grow):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"size": 0}, {"low": 0.9, "high": 0.2}, {"high": 1.0}, {"mix": -1.0}, {"lr": -0.1}, {"zero": "mean"}]
+    "bad", [{"size": 0}, {"low": 0.9, "high": 0.2}, {"high": 1.0}, {"mix": -1.0}, {"lr": -0.1}, {"zero_at": "mean"}]
 )
 def test_options(bad):
     with pytest.raises(ConfigError, match="credit"):
@@ -172,7 +172,7 @@ def test_options(bad):
 
 def test_the_least_divisor_is_of_the_levels_and_of_the_spread(grow):
     # quantiles of 0 1 2 3 4 at .25 and .75: 1 and 3; std 1.581139. Of 0: -1 / (.25 + .5) / 2; of 4: 2 / (.5 + .5) / 2
-    part = RiskBundle(size=1, low=0.25, high=0.75, mix=1.0, zero="low", share="equal", eps=0.5)
+    part = RiskBundle(size=1, low=0.25, high=0.75, mix=1.0, zero_at="low", share="equal", eps=0.5)
     actual = part(grow([("a", float(r), [1]) for r in range(5)]), {}, 0)
     unit = 1.581139 + 0.5
     assert actual.tolist() == pytest.approx([-2 / 3 / unit, 0.0, 0.5 / unit, 1 / unit, 1 / unit], abs=1e-6)

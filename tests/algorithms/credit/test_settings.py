@@ -38,7 +38,7 @@ WORDS = {
         "scale": ("none", "sibling_std"),
     },
     "pass_at_k": {"kind": ("analytic", "sloo_minus_one", "leave_one_out", "max_second", "max_mean")},
-    "risk_bundle": {"zero": ("high", "low"), "share": ("std", "equal")},
+    "risk_bundle": {"zero_at": ("high", "low"), "share": ("std", "equal")},
     "segment_relative": {"scale": ("std", "batch_std", "none")},
     "graph_values": {"scale": ("none", "std")},
     "shrinkage_baseline": {"variance": ("bound", "prior", "sample")},

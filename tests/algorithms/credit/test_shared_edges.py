@@ -142,6 +142,6 @@ def test_the_method_and_its_settings():
     assert (
         SharedEdges(center="none", scale="none").learns_from_equal_groups and not SharedEdges().learns_from_equal_groups
     )
-    for wrong in ({"center": "middle"}, {"scale": "var"}, {"history": -2}, {"similar": 2.0}):
+    for wrong in ({"center": "middle"}, {"scale": "var"}, {"history": -2}, {"min_similarity": 2.0}):
         with pytest.raises(ConfigError, match=f"credit.{next(iter(wrong))} is"):
             SharedEdges(**wrong)

@@ -165,7 +165,7 @@ def test_like_states_are_one_within_a_group(told_by):
     ids = state_ids(forest, told_by, 0.91).tolist()[:5]
     assert ids[0] == ids[2] and len(set(ids)) == 4
     assert len(set(state_ids(forest, told_by, 0.92).tolist()[:5])) == 5
-    part = anchor_state_credit(scale="none", state=told_by, similar=0.85)
+    part = anchor_state_credit(scale="none", state=told_by, min_similarity=0.85)
     apart = anchor_state_credit(scale="none", state=told_by)
     # returns .95 and 0 in what is now one state: +-.475 beside the episode's +-.5
     assert part(forest, {}, 0).tolist() == pytest.approx([0.975, 0.5, -0.975, -0.5, 0.0])
@@ -176,7 +176,7 @@ def test_like_states_are_one_within_a_group(told_by):
 def test_leaders_depend_on_no_order_and_no_uncompared_text():
     """abfe would lead alone, be like abce, and take it from abcd; it leads last, since nobody compared met it."""
     rows = [("a", 1.0, ["abce"], True), ("a", 0.0, ["abcd"], True), ("a", 0.0, ["abfe"], False)]
-    part = anchor_state_credit(scale="none", step_weight=1.0, similar=0.75)
+    part = anchor_state_credit(scale="none", step_weight=1.0, min_similarity=0.75)
     credit_of_two = part(seen(rows[:2]), {}, 0)
     for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
         actual = part(seen([rows[i] for i in order]), {}, 0)
@@ -193,7 +193,10 @@ def test_the_order_of_trajectories_does_not_matter(seed):
     ]
     forest = seen(rows)
     order = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
-    for part in (anchor_state_credit(similar=0.8), anchor_state_credit(state="observation", similar=0.7, history=1)):
+    for part in (
+        anchor_state_credit(min_similarity=0.8),
+        anchor_state_credit(state="observation", min_similarity=0.7, history=1),
+    ):
         credit = part(forest, {}, 0)
         assert torch.allclose(part(forest.select(order), {}, 0), credit[forest.entries_of(order)], atol=1e-12)
 
@@ -211,5 +214,5 @@ def test_refusals(grow):
     with pytest.raises(ConfigError, match=message):
         anchor_state_credit(state="text")  # type: ignore[arg-type]
     for wrong in (0.0, 1.01):
-        with pytest.raises(ConfigError, match=f"credit.add.state.similar is {wrong}"):
-            anchor_state_credit(similar=wrong)
+        with pytest.raises(ConfigError, match=f"credit.add.state.min_similarity is {wrong}"):
+            anchor_state_credit(min_similarity=wrong)

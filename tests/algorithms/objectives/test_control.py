@@ -89,7 +89,7 @@ def test_two_phases_have_the_cards_numbers():
 
 
 def test_by_accuracy_loosens_for_the_one_that_fails():
-    control = ByAccuracy(middle=0.5, slope=10.0)
+    control = ByAccuracy(midpoint=0.5, slope=10.0)
     assert control.coefficient(0.04) == 0.04  # nothing is known yet
     factors = []
     for rate in (0.0, 0.25, 0.5, 0.75, 1.0):
@@ -119,7 +119,10 @@ def test_the_entropy_target_equals_a_loop(start):
 @pytest.mark.parametrize("start", [0.012, 0.02, 0.03])
 def test_a_bounded_entropy_target_equals_a_loop(start):
     """TRL's adaptive control: nothing before the first entropy, then clamped increments."""
-    control, coef = EntropyTarget(target=0.5, step_size=0.005, min_coef=0.01, max_coef=0.03, waits=True), start
+    control, coef = (
+        EntropyTarget(target=0.5, step_size=0.005, min_coef=0.01, max_coef=0.03, off_until_measured=True),
+        start,
+    )
     assert control.coefficient(start) == 0.0 and control.level(start) == start
     for step in range(60):
         entropy = 0.4 if step % 9 < 6 else 0.6 if step < 40 else 0.7
@@ -127,7 +130,7 @@ def test_a_bounded_entropy_target_equals_a_loop(start):
         coef = min(coef + 0.005, 0.03) if entropy < 0.5 else max(coef - 0.005, 0.01)
         assert control.level(start) == pytest.approx(coef, abs=1e-15)
         assert control.coefficient(start) == pytest.approx(coef if entropy < 0.5 else 0.0, abs=1e-15)
-    again = EntropyTarget(target=0.5, step_size=0.005, min_coef=0.01, max_coef=0.03, waits=True)
+    again = EntropyTarget(target=0.5, step_size=0.005, min_coef=0.01, max_coef=0.03, off_until_measured=True)
     again.load_state_dict(control.state_dict())
     assert again.level(start) == control.level(start)
     assert set(EntropyTarget().state_dict()) == {"total", "lowest", "below"}  # what earlier checkpoints hold

@@ -73,7 +73,7 @@ def test_the_hinge_cancels_the_bonus_above_the_band():
 def test_without_history_or_penalty_it_is_the_plain_bonus():
     forest, h = episodes([2, 1], [3]), column(0.1, 0.9, 2.0, 0.4, 0.3, 0.2)
     unknown = EntropyBand(0.3, "token_mean", control=None)
-    free = with_history(EntropyBand(0.3, "token_mean", control=None, smooth=0.0), 0.1, 0.1)
+    free = with_history(EntropyBand(0.3, "token_mean", control=None, smoothing=0.0), 0.1, 0.1)
     for term in (unknown, free):
         assert value_and_slope(term, forest, h) == value_and_slope(Entropy(0.3), forest, h)
     off = EntropyBand(0.0)
@@ -93,7 +93,7 @@ def test_value_and_slope_equal_a_loop(rows, data):
     )
     history = data.draw(st.lists(st.sampled_from([0.2, 0.6, 1.1]), max_size=3))
     smooth, hinge = data.draw(st.sampled_from([0.0, 0.5, 1.0])), data.draw(st.booleans())
-    term = with_history(EntropyBand(0.2, control=None, smooth=smooth, hinge=hinge), *history)
+    term = with_history(EntropyBand(0.2, control=None, smoothing=smooth, hinge=hinge), *history)
     total, slopes, at = 0.0, [], iter(h)
     for row in rows:
         for k, n in enumerate(row):
@@ -166,7 +166,7 @@ def test_the_weight_falls_over_the_run():
     for step in (1, 2, 3):
         m.adjust({"step": step, "entropy_turn_0": 0.5})
     term = m.terms["entropy_band"]
-    assert term.current_coef == 0.001 and term.current_smooth == pytest.approx(0.8 * math.exp(-1.5))
+    assert term.current_coef == 0.001 and term.current_smoothing == pytest.approx(0.8 * math.exp(-1.5))
     assert term.state_dict() == {"history": {"0": [1.5, 3.0]}}
     h = column(0.5, 1.2, 0.05)  # the band is (.25, .75): distances 0, .45, .2
     value, slope = value_and_slope(term, episodes([3]), h)
@@ -178,7 +178,7 @@ def test_the_weight_falls_over_the_run():
 def test_what_is_wrong_is_said():
     with pytest.raises(MissingSignal, match="entropy"):
         EntropyBand()(episodes([1]), PolicyTokens(column(-1.0), column(-1.0)), column(0.0), column(1.0), {}, 0)[0]
-    for bad in ({"low": 1.2}, {"high": 0.9}, {"smooth": -1.0}, {"coef": -0.1}):
+    for bad in ({"low": 1.2}, {"high": 0.9}, {"smoothing": -1.0}, {"coef": -0.1}):
         with pytest.raises(ConfigError, match="entropy_band"):
             EntropyBand(**bad)
     with pytest.raises(ConfigError, match="aggregate"):

@@ -60,7 +60,7 @@ def test_card_of_sdpo():
 
 def test_rollouts_of_sdpo_fork_before_a_turn() -> None:
     rollout = gxpo.method("sdpo_segment").rollout
-    assert (type(rollout).__name__, rollout.choose.__name__) == ("TurnBranches", "at_one_turn")
+    assert (type(rollout).__name__, rollout.next_steps.__name__) == ("TurnBranches", "at_one_turn")
     assert (rollout.group_size, rollout.initial) == (2, 1)
     assert type(gxpo.method("sdpo_segment", {"rollout": "independent"}).rollout).__name__ == "Independent"
 

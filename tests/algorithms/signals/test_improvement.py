@@ -51,7 +51,7 @@ def test_the_cards_numbers() -> None:
 
 @given(st.lists(st.floats(0, 1), min_size=3, max_size=12), st.integers(2, 4), st.sampled_from([0.0, 0.1, 1.0]))
 def test_it_equals_a_loop(means: list[float], window: int, falling: float) -> None:
-    part = Improvement(window=window, falling=falling)
+    part = Improvement(window=window, decline_factor=falling)
     for i, now in enumerate(means):
         before = means[:i][-window:]
         expected = 0.0
@@ -89,7 +89,7 @@ def test_read_back_it_goes_on_and_parts_share_no_memory() -> None:
         other.load_state_dict({"rows": []})
 
 
-@pytest.mark.parametrize("wrong", [{"window": 1}, {"falling": -0.1}, {"eps": -1.0}, {"bound": 0.0}])
+@pytest.mark.parametrize("wrong", [{"window": 1}, {"decline_factor": -0.1}, {"eps": -1.0}, {"bound": 0.0}])
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"signal\.improvement"):
         Improvement(**wrong)

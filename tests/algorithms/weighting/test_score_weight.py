@@ -113,7 +113,7 @@ def mean_outcome_weight(**options):
 
 
 def test_the_cards_numbers():
-    weights = ramp(torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5]), torch.ones(5), hard=1.0, easy=2.0, min_weight=0.5)
+    weights = ramp(torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5]), torch.ones(5), hard_rate=1.0, easy_rate=2.0, min_weight=0.5)
     assert weights.tolist() == pytest.approx([1, 1, 0.75, 0.5, 0.5])
 
 
@@ -132,7 +132,9 @@ def test_it_equals_a_loop(rows, constants):
             continue
         mean = sum(peers) / len(peers)
         expected.append(least + (1 - least) * min(1.0, max(0.0, (easy - mean) / (easy - hard))))
-    weights = mean_outcome_weight(hard=hard, easy=easy, min_weight=least)(forest, torch.zeros(len(rows)), {}, 0)
+    weights = mean_outcome_weight(hard_rate=hard, easy_rate=easy, min_weight=least)(
+        forest, torch.zeros(len(rows)), {}, 0
+    )
     assert weights.tolist() == pytest.approx(expected) and bool((weights >= least).all() and (weights <= 1).all())
 
 
@@ -158,5 +160,5 @@ def test_the_ramp_reads_the_rescaled_component():
     for wrong in ({"min_weight": 1.5}, {"min_weight": -0.1}):
         with pytest.raises(ConfigError, match=r"weight\.mean_outcome"):
             mean_outcome_weight(**wrong)
-    with pytest.raises(ConfigError, match=r"hard \(0\.7\) must be below easy"):
-        mean_outcome_weight(hard=0.7)
+    with pytest.raises(ConfigError, match=r"hard_rate \(0\.7\) must be below easy_rate"):
+        mean_outcome_weight(hard_rate=0.7)

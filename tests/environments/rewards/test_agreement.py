@@ -65,7 +65,7 @@ def test_the_last_step_is_worth_what_it_recalls_of_the_answer():
         step(["", "#4"], ["", "#4"], True),
     ]
     assert Agreement()(forest_of(rows)).tolist() == pytest.approx([2 / 3, 1.0, 0.5, 0.0, 1.0])
-    assert Agreement(short=2)(forest_of(rows)).tolist() == pytest.approx([2 / 3, 1.0, 0.0, 0.0, 1.0])
+    assert Agreement(max_exact_words=2)(forest_of(rows)).tolist() == pytest.approx([2 / 3, 1.0, 0.0, 0.0, 1.0])
 
 
 @given(TEXTS, TEXTS)
@@ -86,7 +86,7 @@ def test_cosine_and_recall_by_loops(a, b):
 
 
 def test_shares_are_shares():
-    for fields in ({"similarity": 1.5}, {"short": -1}):
+    for fields in ({"similarity": 1.5}, {"max_exact_words": -1}):
         with pytest.raises(ConfigError, match="similarity is a share"):
             Agreement(**fields)
 

@@ -330,7 +330,7 @@ def test_correct_prefix_the_cards_numbers():
 
 @given(ROWS, st.sampled_from(["all_wrong", "all"]))
 def test_correct_prefix_it_equals_a_loop(rows, groups):
-    part = CorrectPrefix(component="progress", groups=groups, steepness=3.0, middle=0.4, max_reward=0.8)
+    part = CorrectPrefix(component="progress", groups=groups, steepness=3.0, midpoint=0.4, max_reward=0.8)
     actual = part(grown(rows)).tolist()
     for (g, right, share, _), r in zip(rows, actual, strict=True):
         if right is None:

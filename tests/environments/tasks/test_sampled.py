@@ -47,7 +47,7 @@ def test_a_draw_begins_a_longer_one_and_repeats_nothing() -> None:
 
 
 def test_tasks_come_in_proportion_to_their_chances() -> None:
-    source = sampled_source("variance", uniform=0.5)
+    source = sampled_source("variance", uniform_share=0.5)
     source.observe(answers(RIGHT))
     actual = Counter(source.draw(1, step)[0].id for step in range(4000))
     expected = dict(zip("abcde", [0.16, 0.206667, 0.266667, 0.206667, 0.16], strict=True))
@@ -107,7 +107,7 @@ def test_solved_tasks_go_one_by_one_until_none_is_left() -> None:
     source.observe(answers({"b": 8}))
     assert source.figures()["tasks_left"] == 0 and source.figures()["tasks_effective"] == 0
     assert "none of 3 tasks is left: tasks.sampler=drop_solved" in str(source.exhausted)
-    with pytest.raises(TaskError, match=r"tasks\.sampler\.uniform above 0 goes on drawing them"):
+    with pytest.raises(TaskError, match=r"tasks\.sampler\.uniform_share above 0 goes on drawing them"):
         source.draw(1, 3)
     again = sampled_source("drop_solved", Listed("abc"), epochs=True)
     again.load_state_dict(source.state_dict())
@@ -219,7 +219,7 @@ def test_read_back_it_draws_the_same() -> None:
 def test_a_run_resumed_from_the_middle_is_the_run_never_stopped(tmp_path: Path) -> None:
     scores = tmp_path / "mine.py"
     scores.write_text("def curious(rate, drawn, *, bonus=1.0):\n    return rate * (1 - rate) + bonus / (1 + drawn)\n")
-    keys = {"tasks.sampler": f"{scores}:curious", "tasks.sampler.bonus": 0.5, "tasks.sampler.uniform": 0.1}
+    keys = {"tasks.sampler": f"{scores}:curious", "tasks.sampler.bonus": 0.5, "tasks.sampler.uniform_share": 0.1}
     rows = check_resumed("dapo", tmp_path, '"verdicts"', **keys)
     assert [row["tasks_coverage"] for row in rows][-1] == 1.0 and all(row["tasks_effective"] > 1 for row in rows)
 

@@ -25,7 +25,7 @@ from gxpo.parts.task_memory import TaskMemory
     ],
 )
 def test_counts_0_1_4_7_and_8_of_8_half_uniform(kind: str, expected: list[float]) -> None:
-    source = sampled_source(kind, uniform=0.5)
+    source = sampled_source(kind, uniform_share=0.5)
     source.observe(answers(RIGHT))
     assert chances(source) == pytest.approx(expected, abs=1e-6)
 
@@ -89,7 +89,7 @@ def test_groups_whose_outcomes_and_likelihoods_differ() -> None:
 def test_chances_of_every_score_add_up_to_one_or_zero(kind: str) -> None:
     empty = {"disagreement", "drop_solved"}  # of equal log-probs, and of tasks that are all solved, nothing is left
     for uniform in (0.0, 0.1):
-        source = sampled_source(kind, Listed("abcdef"), uniform=uniform)
+        source = sampled_source(kind, Listed("abcdef"), uniform_share=uniform)
         for right in ({}, RIGHT, dict.fromkeys("abcdef", 8), dict.fromkeys("abcdef", 0)):
             if right:
                 source.observe(answers(right))
@@ -102,11 +102,14 @@ def test_chances_of_every_score_add_up_to_one_or_zero(kind: str) -> None:
     ("keys", "said"),
     [
         ({"tasks.sampler": "varaince"}, "did you mean 'variance'"),
-        ({"tasks.sampler": "variance", "tasks.sampler.uniform": 2.0}, r"tasks\.sampler\.uniform"),
-        ({"tasks.sampler": "variance", "tasks.sampler.epochs": True, "tasks.sampler.uniform": 0.1}, "epochs=true"),
+        ({"tasks.sampler": "variance", "tasks.sampler.uniform_share": 2.0}, r"tasks\.sampler\.uniform_share"),
+        (
+            {"tasks.sampler": "variance", "tasks.sampler.epochs": True, "tasks.sampler.uniform_share": 0.1},
+            "epochs=true",
+        ),
         ({"tasks.sampler": "band", "tasks.sampler.low": 0.9, "tasks.sampler.high": 0.1}, "above high=0.1"),
         ({"tasks.sampler": lambda speed: speed}, "reads 'speed'"),
-        ({"tasks.sampler.uniform": 0.5}, r"unknown key 'tasks\.sampler\.uniform'"),
+        ({"tasks.sampler.uniform_share": 0.5}, r"unknown key 'tasks\.sampler\.uniform_share'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(keys: dict[str, Any], said: str) -> None:

@@ -67,7 +67,7 @@ def test_craft_gui_lengthens_instructions_once_mastered(tmp_path, monkeypatch):
     # of four attempts at one click three are right; the level after it is never done
     say = lambda key: tasks[key.task].answer or "0" if key.attempt < 3 else "click(63,0)"  # noqa: E731
     keys = {"tasks.options": options, "env.max_turns": 2, "env.context": "window", "trainer.rollouts_every": 1}
-    keys |= {"tasks.sampler.window": 1, "tasks.sampler.mastery_rate": 0.7, "tasks.sampler.uniform": 0.0}
+    keys |= {"tasks.sampler.window": 1, "tasks.sampler.mastery_rate": 0.7, "tasks.sampler.uniform_share": 0.0}
     run = two_steps("craft_gui", "buttons", say, tmp_path / "run", monkeypatch, **keys)
     levels = [{tasks[r["task"]].info["level"] for r in step} for step in steps_of(run)]
     assert levels == [{1}, {2}] and run.metrics[0]["success_rate"] == 0.75

@@ -78,7 +78,7 @@ def test_attempts_read_the_bank_and_are_not_trained() -> None:
     session = AnswerSession(halves)
     forest = grow(rollout, session, ADD)
     assert read(session) == ["1+1=;1+1="] and component(forest, "experiences") == [1.0, 1.0]
-    assert Bank(2, train=True, **PLAIN).train
+    assert Bank(2, train_attempts=True, **PLAIN).train_attempts
 
 
 def test_examples_are_right_attempts() -> None:
@@ -153,7 +153,7 @@ def test_an_edit_is_kept_where_it_does_better() -> None:
         session = AnswerSession(
             lambda policy, context, attempt, w=right_with: "2" if w in context or attempt == 0 else "3"
         )
-        rollout = Bank(4, writer=lambda contrast: [{"op": "add", "text": "x"}], accept="better", entry="{text}")
+        rollout = Bank(4, writer=lambda contrast: [{"op": "add", "text": "x"}], acceptance="better", entry="{text}")
         grow(rollout, session, ADD)
         assert rollout.banks["current"] == [] and rollout.banks["candidate"] == ["x"]
         grow(rollout, session, ADD)

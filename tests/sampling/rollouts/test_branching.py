@@ -30,7 +30,7 @@ FIELDS = {"group_size", "initial", "token_budget", "call_budget"}
 def branching(choose="at_surprise", **given):
     """`TurnBranches` with options of its function beside its own."""
     options = {k: v for k, v in given.items() if k not in FIELDS}
-    return TurnBranches(choose=choose, options=options, **{k: v for k, v in given.items() if k in FIELDS})
+    return TurnBranches(next_steps=choose, options=options, **{k: v for k, v in given.items() if k in FIELDS})
 
 
 def fork_open(group_size=8, forks=2):
@@ -39,7 +39,7 @@ def fork_open(group_size=8, forks=2):
 
 PARTS = {
     "tree": Tree(trees=2, rounds=2, expansions=2, branches=2),
-    "explored": Tree(trees=2, rounds=2, explore=0.5, keep=3),
+    "explored": Tree(trees=2, rounds=2, root_probability=0.5, keep=3),
     "surprise": branching(group_size=6, initial=2, weight=5.0),
     "open": fork_open(group_size=4, forks=2),
 }
@@ -328,7 +328,8 @@ def test_attempts_of_a_broken_environment_alone_are_unscored(model, which):
     [(branching, "group_size", 0), (branching, "initial", -1), (branching, "initial", 17),
      (branching, "beam", 0), (branching, "tokens", 0), (branching, "probability", 1.5),
      (branching, "token_budget", -1), (branching, "call_budget", -1), (fork_open, "group_size", 0),
-     (fork_open, "forks", 0), (Tree, "call_budget", -1), (Tree, "explore", 1.1), (Tree, "explore", -0.1)],
+     (fork_open, "forks", 0), (Tree, "call_budget", -1), (Tree, "root_probability", 1.1),
+     (Tree, "root_probability", -0.1)],
 )  # fmt: skip
 def test_impossible_settings_are_refused(part, field, value):
     with pytest.raises(ConfigError, match=rf"rollout.{field}"):

@@ -30,9 +30,9 @@ def test_each_attempt_reads_its_code() -> None:
 
 
 def test_a_group_can_share_its_code() -> None:
-    forest, _ = grow(Coded(4, assign="group"))
+    forest, _ = grow(Coded(4, assignment="group"))
     assert len({i["code"] for i in forest.info}) == 1
-    forest, _ = grow(Coded(16, assign="each"))
+    forest, _ = grow(Coded(16, assignment="each"))
     assert len({i["code"] for i in forest.info}) > 2
 
 

@@ -62,7 +62,7 @@ def test_a_judge_at_its_threshold_decides_the_success() -> None:
 
 # ---------------------------------------------------------------- in the model's world
 def test_a_model_that_is_the_world_agrees_with_it(steps: EnvPool) -> None:
-    rollout = Imagined(2, explore=1, checks=2)
+    rollout = Imagined(2, exploration_steps=1, checks=2)
     first = grow(rollout, steps)
     assert first.success.tolist() == [1.0, 1.0] and all(map(math.isnan, agreement(first)))
     imagined = grow(rollout, steps, step=2)
@@ -78,7 +78,7 @@ def test_a_model_that_errs_agrees_less(steps: EnvPool) -> None:
 
 
 def test_an_unknown_answer_costs_that_rollout_alone(steps: EnvPool) -> None:
-    rollout, before = Imagined(2, explore=1), steps.counts["nonsense"]
+    rollout, before = Imagined(2, exploration_steps=1), steps.counts["nonsense"]
     grow(rollout, steps)
     forest = grow(rollout, steps, lambda context, key: "ab"[key.attempt], step=2)
     assert forest.success.tolist()[0] == 1.0 and math.isnan(forest.success[1])
@@ -87,7 +87,7 @@ def test_an_unknown_answer_costs_that_rollout_alone(steps: EnvPool) -> None:
 
 
 def test_leaving_what_the_model_knows_can_be_a_failed_episode(steps: EnvPool) -> None:
-    rollout, before = Imagined(2, explore=1, unknown="failed"), steps.counts["nonsense"]
+    rollout, before = Imagined(2, exploration_steps=1, on_unknown="failed"), steps.counts["nonsense"]
     grow(rollout, steps)
     forest = grow(rollout, steps, lambda context, key: "ab"[key.attempt], step=2)
     assert forest.success.tolist() == [1.0, 0.0] and steps.counts["nonsense"] == before + 1
@@ -112,15 +112,15 @@ def test_a_state_that_a_model_cannot_hold_is_a_failure(steps: EnvPool, answer: A
 
 
 def test_the_table_is_part_of_the_checkpoint(steps: EnvPool) -> None:
-    rollout, again = Imagined(1, explore=1), Imagined(1, explore=1)
+    rollout, again = Imagined(1, exploration_steps=1), Imagined(1, exploration_steps=1)
     grow(rollout, steps)
     again.load_state_dict(rollout.state_dict())
     assert again.table.table == rollout.table.table and grow(again, steps, step=2).success.tolist() == [1.0]
 
 
 def test_a_table_that_nothing_fills_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.explore=0 leaves the table empty"):
-        Imagined(explore=0).check_sampling(SHORT)
+    with pytest.raises(ConfigError, match=r"rollout\.exploration_steps=0 leaves the table empty"):
+        Imagined(exploration_steps=0).check_sampling(SHORT)
     with pytest.raises(ConfigError, match=r"rollout\.model is 'oracle'; it must be FILE\.py:NAME"):
         Imagined(model="oracle").check_sampling(SHORT)
 
@@ -128,7 +128,7 @@ def test_a_table_that_nothing_fills_is_refused() -> None:
 # ---------------------------------------------------------------- rehearsed
 def test_the_second_of_two_actions_is_carried_out(steps: EnvPool) -> None:
     # "?" moves nothing in the world: only what follows a proposal is carried out
-    rollout = Imagined(1, place="turn", template="{observation}if:{predicted}", explore=0)
+    rollout = Imagined(1, place="turn", template="{observation}if:{predicted}", exploration_steps=0)
     forest = grow(rollout, steps, lambda context, key: "a")
     assert seen(forest) == ["2 left\n>", "2 left\n>if:unknown", "1 left\n>", "1 left\n>if:unknown"]
     assert forest.success.tolist() == [1.0]

@@ -108,7 +108,7 @@ def test_micro_samples_executions_of_the_first_best_plan(count):
 @pytest.mark.parametrize("trial", [0.0, 0.7])
 def test_trials_have_a_temperature_of_their_own(count, trial):
     s = acting(count, plans("b", "ax"), step=MICRO, sampling=Sampling(max_new_tokens=24, top_p=0.9))
-    PlanExecute(blueprints=2, group_size=2, trial=trial).grow(seeded(s, 0), s)
+    PlanExecute(blueprints=2, group_size=2, trial_temperature=trial).grow(seeded(s, 0), s)
     used = [(how.temperature, how.top_p) for _, how in s.engine.calls]
     assert used[0] == used[-1] == (1.0, 0.9) and (trial, 0.9 if trial else 1.0) in used and len(set(used)) == 2
     assert len(set(s.engine.streams)) == len(s.engine.streams)

@@ -63,7 +63,7 @@ def digits(tokens: list[int]) -> int:
 # ---------------------------------------------------------------- phases
 def test_phases_alternate():
     assert [PlanExecute().phase(s) for s in range(1, 5)] == ["macro", "micro", "macro", "micro"]
-    assert [PlanExecute(alternate=2).phase(s) for s in range(1, 7)] == ["macro"] * 2 + ["micro"] * 2 + ["macro"] * 2
+    assert [PlanExecute(phase_steps=2).phase(s) for s in range(1, 7)] == ["macro"] * 2 + ["micro"] * 2 + ["macro"] * 2
 
 
 @settings(max_examples=8)
@@ -246,8 +246,8 @@ def test_learner_reads_the_sampled_log_probs_and_packs_the_rows(step):
 # ---------------------------------------------------------------- refusals
 @pytest.mark.parametrize(
     "fields",
-    [{"blueprints": 0}, {"group_size": 0}, {"alternate": 0}, {"trial": -1.0}, {"plan_tokens": -1}, {"delimiter": ""},
-     {"done": ""}, {"plan_prompt": "plan"}, {"execute_prompt": "{plan}"}],
+    [{"blueprints": 0}, {"group_size": 0}, {"phase_steps": 0}, {"trial_temperature": -1.0}, {"plan_tokens": -1},
+     {"delimiter": ""}, {"done": ""}, {"plan_prompt": "plan"}, {"execute_prompt": "{plan}"}],
 )  # fmt: skip
 def test_impossible_settings_are_refused(fields):
     with pytest.raises(ConfigError, match=f"rollout.{next(iter(fields))}"):

@@ -333,7 +333,7 @@ def test_snapshots_and_replayed_actions_lead_to_one_forest(world):
 
 
 def test_turns_of_siblings_form_a_group_under_their_parent(world):
-    forest, session = searched(world, train="siblings", **PLAIN)
+    forest, session = searched(world, group_unit="siblings", **PLAIN)
     full_value, _ = searched(world, **PLAIN)
     through = {
         (task, *info["path"][:depth])
@@ -396,7 +396,7 @@ def test_calls_of_a_team_are_pieces():
 
 
 def test_a_frozen_role_says_one_thing():
-    forest, session = team(frozen=["editor"])
+    forest, session = team(frozen_roles=["editor"])
     assert sorted(info["answer"] for info in forest.info) == ["w0e0", "w1e0"]
     assert [len(r.streams) for r in session.requests[1]] == [1]
     assert not bool(forest.path_trainable.all())
@@ -424,14 +424,14 @@ class Kept(TreeSession):
 
 
 def test_a_solution_stands_beside_where_nothing_is_found():
-    part = SearchReplay(terminals=4, width=2, chunks=4, hard=1.0, replays=2)
+    part = SearchReplay(terminals=4, width=2, chunks=4, max_success_rate=1.0, replays=2)
     first = Kept(lambda text: text[-1:] in ("2", "4", "6", "8"), step=1)
     fresh = first.score(part.grow([A, B], first))
     solved = {t: int(sum(forest_success(fresh, t))) for t in ("a", "b")}
     assert min(solved.values()) > 0 and "replay" not in fresh.origin
     part.observe(fresh)
     state = part.state_dict()
-    other = SearchReplay(terminals=4, width=2, chunks=4, hard=1.0, replays=2)
+    other = SearchReplay(terminals=4, width=2, chunks=4, max_success_rate=1.0, replays=2)
     other.load_state_dict(state)
     second = Kept(lambda text: False, step=2)
     grown = [p.grow([A, B], Kept(lambda text: False, step=2)) for p in (part, other)]
@@ -452,7 +452,7 @@ def forest_success(forest: Forest, task: str) -> list[float]:
 
 
 def test_easy_tasks_are_not_stored():
-    part = SearchReplay(terminals=4, width=2, chunks=4, hard=0.25)
+    part = SearchReplay(terminals=4, width=2, chunks=4, max_success_rate=0.25)
     session = Kept(lambda text: True, step=1)
     part.observe(session.score(part.grow([A], session)))
     assert part.state_dict() == {"stored": []}

@@ -70,7 +70,7 @@ def test_past_opponents_are_in_the_checkpoint(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:nothing is learned")  # by rewards; the entropy term moves the policy
 def test_a_resumed_run_meets_the_same_opponents(tmp_path):
-    keys = {"rollout": "seats", "rollout.opponents": "past", "rollout.every": 1, "rollout.draw_by": "rating"}
+    keys = {"rollout": "seats", "rollout.opponents": "past", "rollout.every": 1, "rollout.opponent_draw": "rating"}
     keys |= {"objective.entropy.coef": 1.0, "optim.lr": 0.01}
     ended = run(tmp_path / "whole", "grpo", "tictactoe", 4, **keys)
     gxpo.resume(run(tmp_path / "cut", "grpo", "tictactoe", 2, **keys).path, steps=4)
@@ -159,8 +159,8 @@ def test_a_pool_comes_back_whole_and_a_dead_opponent_is_named():
 
 # ---------------------------------------------------------------- order and partners
 def test_a_circle_of_who_sees_whom_is_refused():
-    with pytest.raises(ConfigError, match=r"rollout\.observes goes in a circle: a sees b sees a"):
-        Seats(observes={"a": ["b"], "b": ["a"]})
+    with pytest.raises(ConfigError, match=r"rollout\.observed_roles goes in a circle: a sees b sees a"):
+        Seats(observed_roles={"a": ["b"], "b": ["a"]})
 
 
 def test_the_variance_of_a_partners_payoff_is_its_edge():
@@ -183,7 +183,7 @@ def test_partners_that_matter_are_kept():
     [
         ({"policy": "per_role"}, "name them in rollout.roles"),
         ({"eval_opponent": []}, r"rollout\.eval_opponent names nobody"),
-        ({"models": {"X": "tiny"}, "frozen": ["X"]}, r"rollout\.models: 'X' is in rollout\.frozen"),
+        ({"models": {"X": "tiny"}, "frozen_roles": ["X"]}, r"rollout\.models: 'X' is in rollout\.frozen_roles"),
         ({"policy": "per_role", "roles": ["X", "O"], "opponents": "past"}, "set rollout.policy=shared"),
     ],
 )
@@ -209,7 +209,13 @@ def test_a_question_has_to_have_the_answer(text, question):
 
 
 def test_a_proposer_of_nothing_valid_has_the_penalty_alone(tmp_path):
-    run(tmp_path, "search_self_play", "arithmetic", 1, **{"rollout.penalty": -0.5, "rollout.valid": never(tmp_path)})
+    run(
+        tmp_path,
+        "search_self_play",
+        "arithmetic",
+        1,
+        **{"rollout.penalty": -0.5, "rollout.question_format": never(tmp_path)},
+    )
     forest = records(tmp_path)
     assert set(forest.outcome.tolist()) == {-0.5} and set(forest.agent_names) == {"proposer"}
 

@@ -426,7 +426,7 @@ def test_a_graph_of_ones_own(tmp_path: Path) -> None:
         "from gxpo.sampling.rollouts.graph import Graph, Role\n"
         "pair = Graph((Role('a', answer='{a}'), Role('b', '{a}', back='a', accepts=r'no')), rounds=2)\n"
     )
-    m = gxpo.method("dr_mas", {"rollout.graph": f"{path}:pair", "rollout.frozen": ["b"]})
+    m = gxpo.method("dr_mas", {"rollout.graph": f"{path}:pair", "rollout.frozen_roles": ["b"]})
     assert m.rollout.policies == {"main": "trained", "b": "frozen"} and m.rollout.max_turns == 4
     for name, message in (
         (f"{path}:pear", "has no 'pear'; did you mean 'pair'?"),

@@ -133,13 +133,13 @@ def test_a_role_is_paid_its_own_reward_or_the_outcome() -> None:
 
 def test_a_resting_role_is_sampled_from_its_policy_and_not_trained() -> None:
     session = TeamSession(ask)
-    part = Team(1, ASKING, "per_role", resting=["asker"])
+    part = Team(1, ASKING, "per_role", paused_roles=["asker"])
     forest = part.grow(session.asked(ADD), session)
     assert set(part.policies.values()) == {"trained"} and session.requests[0][0].policy == "asker"
     agents = [forest.agent_names[a] for a in forest.step_agent[forest.path_step[forest.path_trainable]].tolist()]
     assert set(agents) == {"expert", "judge"}
-    with pytest.raises(ConfigError, match=r"rollout\.resting: 'judge' is in rollout\.frozen, too"):
-        Team(1, ASKING, "per_role", ["judge"], resting=["judge"]).cast  # noqa: B018
+    with pytest.raises(ConfigError, match=r"rollout\.paused_roles: 'judge' is in rollout\.frozen_roles, too"):
+        Team(1, ASKING, "per_role", ["judge"], paused_roles=["judge"]).cast  # noqa: B018
 
 
 def test_a_traitor_is_drawn_for_a_task_and_not_trained() -> None:

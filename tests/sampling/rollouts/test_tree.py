@@ -318,7 +318,7 @@ def test_a_budget_of_calls_bounds_the_chains(where):
 @pytest.mark.parametrize("where", ["step", "surprisal"])
 def test_some_branches_begin_at_the_prompt_instead(where):
     options = {"trees": 1, "rounds": 7, "expansions": 1, "branch_at": where}
-    never, always = (Tree(**options, explore=p).grow([A, B], TreeSession()) for p in (0.0, 1.0))
+    never, always = (Tree(**options, root_probability=p).grow([A, B], TreeSession()) for p in (0.0, 1.0))
     assert all(kept_value == 0 for kept_value, _ in own(always)) and any(kept_value for kept_value, _ in own(never))
     # without exploration it is as if there were no such setting
     assert [tokens_of(never, r) for r in range(16)] == [
@@ -326,7 +326,7 @@ def test_some_branches_begin_at_the_prompt_instead(where):
     ]
     begun = []
     for step in range(80):
-        forest = Tree(**options, explore=0.5).grow([A], TreeSession(step=step, end=-9.0))
+        forest = Tree(**options, root_probability=0.5).grow([A], TreeSession(step=step, end=-9.0))
         begun += [kept_value == 0 for kept_value, _ in own(forest)[1:]]
     share = sum(begun) / len(begun)  # "step" draws the prompt as a point, too
     low = 0.5 + (0 if where == "surprisal" else 0.02)
@@ -336,7 +336,7 @@ def test_some_branches_begin_at_the_prompt_instead(where):
 def test_a_token_that_was_not_branched_at_waits():
     """Of 560 branches about half leave at the least likely token: as many distinct points as there are branches."""
     for step in range(20):
-        forest = Tree(trees=1, rounds=7, expansions=1, branch_at="surprisal", explore=0.5).grow(
+        forest = Tree(trees=1, rounds=7, expansions=1, branch_at="surprisal", root_probability=0.5).grow(
             [A], TreeSession(step=step)
         )
         order = list(chains(forest).values())
@@ -414,7 +414,7 @@ def test_kept_episodes_are_some_of_all(small):
 def test_all_branches_may_begin_at_the_beginning(small):
     with pool() as envs:
         s = session(small, envs)
-        forest = Tree(trees=2, rounds=2, explore=1.0).grow(tasks_of(s), s)
+        forest = Tree(trees=2, rounds=2, root_probability=1.0).grow(tasks_of(s), s)
     assert taken_over(forest) == [0] * forest.n_trajectories
 
 

@@ -82,7 +82,8 @@ class Columns:
     signals, and
 
     forest     the forest itself;   trajectory, following, paid, trainable  see `STEPS` and `TOKENS`
-    state      [S] ids of the states, `moves` between them, with the options `state` and `similar`: see `StateKeyed`
+    state      [S] ids of the states, `moves` between them, with the options `state` and `min_similarity`: see
+               `StateKeyed`
     advantage  [R] of the outcome, with the options of `Statistic`
     rate, replayed  [R] success rate of the group's compared trajectories; whether of origin "replay"
 

@@ -57,16 +57,16 @@ def answer_disagreement(cluster: Tensor, group: Tensor, where: Tensor | None = N
 
 @torch.no_grad()
 def blended(
-    inside: Tensor, between: Tensor, disagreement: Tensor, steepness: float = 20.0, middle: float = 1.5
+    inside: Tensor, between: Tensor, disagreement: Tensor, steepness: float = 20.0, midpoint: float = 1.5
 ) -> Tensor:
     """Blend w inside + (1 - w) between, float64, w = 1 / (1 + exp(-steepness (H - middle))), H the disagreement in the
-    unit of `middle`.
+    unit of `midpoint`.
 
     >>> w = blended(torch.ones(3), torch.zeros(3), torch.tensor([1.0, 4.0, 8.0]).log())  # 1, 4 and 8 answers
     >>> [round(x, 4) for x in w.tolist()]
     [0.0, 0.0933, 1.0]
     """
-    w = torch.sigmoid(steepness * (disagreement.to(torch.float64) - middle))
+    w = torch.sigmoid(steepness * (disagreement.to(torch.float64) - midpoint))
     return w * inside + (1.0 - w) * between
 
 
@@ -78,7 +78,7 @@ def consistency_blended(
     where: Tensor | None = None,
     *,
     steepness: float = 20.0,
-    middle: float = 1.5,
+    midpoint: float = 1.5,
     unit: Literal["bits", "nats"] = "bits",
     failures: Literal["blend", "between"] = "blend",
     scale: Literal["std", "none"] = "std",
@@ -90,8 +90,8 @@ def consistency_blended(
     `blended` of `group_relative` and `between_groups` by `answer_disagreement`
 
     answer_cluster  [R] int64 signal, ids of equal answers
-    steepness, middle  of the blend
-    unit      of H and `middle`: "bits" or "nats". G attempts can disagree by log2 G bits at most, log G nats
+    steepness, midpoint  of the blend
+    unit      of H and `midpoint`: "bits" or "nats". G attempts can disagree by log2 G bits at most, log G nats
     failures  "blend", or "between": an attempt of outcome 0 is measured between groups alone, w = 0 for it
     scale, ddof, eps   of both advantages
 
@@ -102,9 +102,9 @@ def consistency_blended(
     """
     within_groups_R = group_relative(outcome, group, "mean", scale, ddof, eps, where)
     between_groups_R = between_groups(outcome, group, where, scale, ddof, eps)
-    # COPO's code takes logarithms to base 2, and its `middle` of 1.5 is in bits.
+    # COPO's code takes logarithms to base 2, and its `midpoint` of 1.5 is in bits.
     entropy_R = answer_disagreement(answer_cluster, group, where) / (math.log(2) if unit == "bits" else 1.0)
-    blend_R = blended(within_groups_R, between_groups_R, entropy_R, steepness, middle)
+    blend_R = blended(within_groups_R, between_groups_R, entropy_R, steepness, midpoint)
     return torch.where(outcome == 0, between_groups_R, blend_R) if failures == "between" else blend_R
 
 

@@ -27,22 +27,22 @@ def mixed_value_at_risk(
     high: Tensor | float,
     levels_at: tuple[float, float] = (0.2, 0.9),
     mix: float = 1.5,
-    zero: str = "high",
+    zero_at: str = "high",
     eps: float = 1e-6,
 ) -> Tensor:
     """Mixed value-at-risk g = (mix * CVaR / (a + eps) + RVaR / (b - a + eps)) / (mix + 1), float64, for levels (a, b).
 
     total      sums S;   low, high  their quantiles q_a and q_b
-    CVaR = -(q_a - S)+    RVaR = (S - q_a)+ - (S - q_b)+, less q_b - q_a where `zero` is "high"
+    CVaR = -(q_a - S)+    RVaR = (S - q_a)+ - (S - q_b)+, less q_b - q_a where `zero_at` is "high"
 
-    With `zero` "high" nothing is positive and everything from q_b on is 0: only failures are told apart. With "low" the
-    zero is at q_a.
+    With `zero_at` "high" nothing is positive and everything from q_b on is 0: only failures are told apart. With "low"
+    the zero is at q_a.
     """
     s, (a, b) = total.to(torch.float64), levels_at
     lower_tail = -(low - s).clamp_min(0.0)
     middle = (s - low).clamp_min(0.0) - (s - high).clamp_min(0.0)
     # RiskPO's code shifts the middle so that only failures are told apart: nothing is positive.
-    if zero == "high":
+    if zero_at == "high":
         middle = middle + low - high
     return (mix * lower_tail / (a + eps) + middle / (b - a + eps)) / (mix + 1)
 
@@ -98,7 +98,7 @@ class RiskBundle(CreditPart):
     size       tasks in a bundle; the order of groups and attempts makes bundles and sheets
     low, high  levels of the two quantiles
     mix        weight of the lower tail
-    zero       see `mixed_value_at_risk`
+    zero_at    see `mixed_value_at_risk`
     share      "std": divided by the std of the outcomes of the trajectory's own group, so that tasks on which attempts
                agree weigh more; "equal": not
     lr         of the tracked quantiles: q <- q + lr (level - share of sums below q) after each step
@@ -114,7 +114,7 @@ class RiskBundle(CreditPart):
     low: float = 0.2
     high: float = 0.9
     mix: float = 1.5
-    zero: Literal["high", "low"] = "high"
+    zero_at: Literal["high", "low"] = "high"
     share: Literal["std", "equal"] = "std"
     lr: float = 0.1
     eps: float = 1e-6
@@ -137,7 +137,7 @@ class RiskBundle(CreditPart):
             torch.full_like(total, self.memory[name]) if self.memory else grouped.quantile(total, bundle, level, leads)
             for name, level in (("low", self.low), ("high", self.high))
         )
-        value_R = mixed_value_at_risk(total, low, high, (self.low, self.high), self.mix, self.zero, self.eps)
+        value_R = mixed_value_at_risk(total, low, high, (self.low, self.high), self.mix, self.zero_at, self.eps)
         value_R = value_R / self._divisor(grouped.std(total, bundle, leads), 0.0)
         # Tasks on which attempts agree have a small std, and weigh more for it.
         if self.share == "std":

@@ -44,12 +44,12 @@ class StateKeyed(CreditPart):
     """Base class of advantages that compare states: how states are identified.
 
     state    identity of a state: its "id" from the environment, or the text of the "observation" read in it
-    similar  1: equal ones are one state. Below 1: least likeness of texts of one state (`cluster_leaders`), the texts
-             being the observations, or the ids
+    min_similarity  1: equal ones are one state. Below 1: least likeness of texts of one state (`cluster_leaders`), the
+             texts being the observations, or the ids
     """
 
     state: StateSource = field(default="id", kw_only=True)
-    similar: Annotated[float, Interval(gt=0, le=1)] = field(default=1.0, kw_only=True)
+    min_similarity: Annotated[float, Interval(gt=0, le=1)] = field(default=1.0, kw_only=True)
 
     requires = ("states",)
 
@@ -60,13 +60,13 @@ class StateKeyed(CreditPart):
 
     def states(self, forest: Forest) -> Tensor:
         """Dense ids of (group, state), [S] int64; -1 unknown."""
-        if self.state == "id" and self.similar == 1:
+        if self.state == "id" and self.min_similarity == 1:
             return forest.ids("state", axis="S")
-        return state_ids(forest, self.state, self.similar)[: forest.n_steps]
+        return state_ids(forest, self.state, self.min_similarity)[: forest.n_steps]
 
     def moves(self, forest: Forest) -> Moves:
         """Steps as edges between two states."""
-        ids = state_ids(forest, self.state, self.similar)
+        ids = state_ids(forest, self.state, self.min_similarity)
         state_S, final_state_R = ids.split([forest.n_steps, forest.n_trajectories])
         # Steps in an unknown state are passed over, so `following` may skip turns.
         following = next_in(forest.step_trajectory, state_S >= 0)
@@ -76,13 +76,13 @@ class StateKeyed(CreditPart):
         return Moves(state_S, torch.where(state_S >= 0, next_state_S, -1), following)
 
 
-def state_ids(forest: Forest, source: str = "id", similar: float = 1.0) -> Tensor:
+def state_ids(forest: Forest, source: str = "id", min_similarity: float = 1.0) -> Tensor:
     """Dense ids of (group, state), [S + R] int64: of the steps, then of each trajectory's last state; -1 unknown.
 
     source   "id": `step_state` and `final_state`, numbered together; "observation": texts, which the last state lacks
-    similar  below 1, texts of a group with one leader (`cluster_leaders`) are one state. They are tried in alphabetical
-             order, those that no compared trajectory met last: leaders depend neither on the order of the trajectories
-             nor on those that are not compared
+    min_similarity  below 1, texts of a group with one leader (`cluster_leaders`) are one state. They are tried in
+             alphabetical order, those that no compared trajectory met last: leaders depend neither on the order of the
+             trajectories nor on those that are not compared
     Raises GxpoError where no observation has a text.
     """
     number: dict[str | None, int] = {}
@@ -100,9 +100,9 @@ def state_ids(forest: Forest, source: str = "id", similar: float = 1.0) -> Tenso
     owner = torch.cat([forest.step_trajectory, torch.arange(forest.n_trajectories)])
     group = forest.ids("group", axis="R")[owner]
     ids = combined(group, name_id)
-    if similar == 1:
+    if min_similarity == 1:
         return ids
-    return _merge_similar(ids, group, [str(name) for name in number], name_id, forest.compared[owner], similar)
+    return _merge_similar(ids, group, [str(name) for name in number], name_id, forest.compared[owner], min_similarity)
 
 
 def _merge_similar(

@@ -15,14 +15,14 @@ from gxpo.parts.registry import part
 # ---------------------------------------------------------------- GRPO-LEAD
 @torch.no_grad()
 def logistic_weight(
-    rate: Tensor, low: float = 0.4, high: float = 1.5, steepness: float = 10.0, middle: float = 0.75
+    rate: Tensor, low: float = 0.4, high: float = 1.5, steepness: float = 10.0, midpoint: float = 0.75
 ) -> Tensor:
     """Logistic weight low + (high - low) / (1 + exp(steepness (rate - middle))), float64: falls from high to low.
 
     >>> [round(w, 6) for w in logistic_weight(torch.tensor([0.75, 0.25])).tolist()]
     [0.95, 1.492638]
     """
-    falling = torch.sigmoid(-steepness * (rate.to(torch.float64) - middle))
+    falling = torch.sigmoid(-steepness * (rate.to(torch.float64) - midpoint))
     return low + (high - low) * falling
 
 
@@ -34,7 +34,7 @@ def difficulty_weighted(
     low: Annotated[float, Ge(0)] = 0.4,
     high: Annotated[float, Ge(0)] = 1.5,
     steepness: float = 10.0,
-    middle: float = 0.75,
+    midpoint: float = 0.75,
 ) -> Tensor:
     """Difficulty-weighted advantage (GRPO-LEAD): rare successes and rare failures weigh more; [R] float64.
 
@@ -46,7 +46,7 @@ def difficulty_weighted(
     1 - w. The sign is the advantage's: a long correct answer of an easy group may be below the mean.
     Source: GRPO-LEAD (arXiv 2504.09696).
     """
-    constants, rate = (low, high, steepness, middle), rate.to(torch.float64)
+    constants, rate = (low, high, steepness, midpoint), rate.to(torch.float64)
     # Rarity is that of the trajectory's own verdict: successes are rare at a low rate, failures at a high one.
     weight_of_success, weight_of_failure = logistic_weight(rate, *constants), logistic_weight(1.0 - rate, *constants)
     return advantage.to(torch.float64) * torch.where(advantage > 0, weight_of_success, weight_of_failure)

@@ -172,8 +172,8 @@ class ValueDelta(CreditPart):
     max_probability  tokens of more than this probability under the sampler have advantage 0 (SPO's probability mask:
                   0.9). They keep their place in every denominator; SPO's code takes them out there too, so that its
                   gradient is this one, under a token mean, divided by the share of tokens that are left
-    whiten        "token": (A - mean) / sqrt(var + 1e-8) over the trainable tokens of the batch that `max_probability` keeps,
-                  unbiased variance; a stretch that changed nothing is then given -mean / std
+    whiten        "token": (A - mean) / sqrt(var + 1e-8) over the trainable tokens of the batch that `max_probability`
+                  keeps, unbiased variance; a stretch that changed nothing is then given -mean / std
     branch_key    "node" or "position": which rollouts are at one branch point
     length_power  beta of `shorter_is_better`, 0: off; with branch points
 

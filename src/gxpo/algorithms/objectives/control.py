@@ -204,7 +204,7 @@ def annealed(start: float, progress: float, *, min_step: Share = 0.05) -> float:
 class ByAccuracy(_Remembering):
     """Coefficient by accuracy: coef s(slope (accuracy - middle)), s logistic, accuracy the last step's success rate.
 
-    middle  accuracy at which half of the coefficient is in force; slope  how sharply it comes in
+    midpoint  accuracy at which half of the coefficient is in force; slope  how sharply it comes in
 
     Little binds a policy that fails, much one that succeeds: with the defaults the factor is (tanh(accuracy) + 1) / 2,
     from 0.5 to 0.881. Before the first step, and as long as no verdict is known, the coefficient is the configured one.
@@ -212,7 +212,7 @@ class ByAccuracy(_Remembering):
     Source: FG-ExPO (arXiv 2605.11403), eqs. 4 and 8, where the accuracy is that of the step itself.
     """
 
-    middle: float = 0.0
+    midpoint: float = 0.0
     slope: Width = 2.0
 
     def __post_init__(self) -> None:
@@ -224,7 +224,7 @@ class ByAccuracy(_Remembering):
     def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
         rate = figures.get("success_rate")
         if rate is not None and math.isfinite(rate):
-            self._memory["factor"] = 1.0 / (1.0 + math.exp(-self.slope * (rate - self.middle)))
+            self._memory["factor"] = 1.0 / (1.0 + math.exp(-self.slope * (rate - self.midpoint)))
         return {"accuracy_factor": self._memory["factor"]}
 
 
@@ -256,7 +256,7 @@ class EntropyTarget(_Walk):
     target  nats a token
     step_size  how much a step moves it
     min_coef, max_coef  bounds of the coefficient
-    waits   the term is off until an entropy has been measured
+    off_until_measured  the term is off until an entropy has been measured
 
     The entropy is the step's mean over trained tokens; what it decides is in force in the next step. Source: Skywork
     OR1, arXiv 2505.22312 (0.2 nats, 0.005), where the coefficient starts at 0 and has no floor in our source. TRL's
@@ -267,7 +267,7 @@ class EntropyTarget(_Walk):
     step_size: Positive = 0.005
     min_coef: Width = 0.0
     max_coef: Annotated[float, Ge(0)] = field(default=math.inf, metadata={"unbounded": True})
-    waits: bool = False
+    off_until_measured: bool = False
 
     def __post_init__(self) -> None:
         if self.min_coef > self.max_coef:
@@ -275,7 +275,7 @@ class EntropyTarget(_Walk):
                 f"control.min_coef is {self.min_coef} and control.max_coef {self.max_coef}; the first is not above"
             )
         self._reset()
-        self._memory["below"] = 0.0 if self.waits else 1.0
+        self._memory["below"] = 0.0 if self.off_until_measured else 1.0
         if self._is_bounded:
             self._memory.update(low=self.min_coef, high=self.max_coef)
 

@@ -52,13 +52,13 @@ def band_penalty(
 @part("entropy_band", stage="term")
 @dataclass(frozen=True)
 class EntropyBand(Penalty):
-    """Entropy-smoothed bonus (EPO): -coef * aggregate of H_t - smooth * `band_penalty` over the trainable tokens.
+    """Entropy-smoothed bonus (EPO): -coef * aggregate of H_t - smoothing * `band_penalty` over the trainable tokens.
 
     aggregate    "token_mean" | "sequence_mean" | "sequence_sum" | "turn_mean": mean over trajectories of the mean over
                  their turns of the mean over the turn's entries
-    smooth       how much leaving the band costs; with `hinge` and 1, the bonus is cancelled above the band and doubled
+    smoothing    how much leaving the band costs; with `hinge` and 1, the bonus is cancelled above the band and doubled
                  below it
-    control      of `smooth`, not of `coef`: what it moves is the penalty, the bonus stays
+    control      of `smoothing`, not of `coef`: what it moves is the penalty, the bonus stays
     low, high    ends of the band, times the mean entropy that this turn (by number) has had in the steps so far; a turn
                  that was never seen has no band
     hinge, size  see `band_penalty`; hinge False is the published form
@@ -73,7 +73,7 @@ class EntropyBand(Penalty):
     coef: float = 0.001
     aggregate: Literal["token_mean", "sequence_mean", "sequence_sum", "turn_mean"] = "turn_mean"  # type: ignore[assignment]  # one more than its base
     control: Control | None = field(default_factory=kind_of(two_phase_decay))
-    smooth: float = 1.0
+    smoothing: float = 1.0
     low: float = 0.5
     high: float = 1.5
     hinge: bool = True
@@ -90,10 +90,10 @@ class EntropyBand(Penalty):
             self.aggregate,
             ("token_mean", "sequence_mean", "sequence_sum", "turn_mean"),
         )
-        if not (0 <= self.low <= 1 <= self.high and self.smooth >= 0 and self.size >= 0 and self.coef >= 0):
+        if not (0 <= self.low <= 1 <= self.high and self.smoothing >= 0 and self.size >= 0 and self.coef >= 0):
             raise ConfigError(
-                f"entropy_band: 0 <= low ({self.low}) <= 1 <= high ({self.high}), and coef ({self.coef}), smooth "
-                f"({self.smooth}) and size ({self.size}) are 0 or more"
+                f"entropy_band: 0 <= low ({self.low}) <= 1 <= high ({self.high}), and coef ({self.coef}), smoothing "
+                f"({self.smoothing}) and size ({self.size}) are 0 or more"
             )
         object.__setattr__(self, "outputs", ("logprob", "entropy") if self.is_ever_used else ("logprob",))
 
@@ -106,9 +106,9 @@ class EntropyBand(Penalty):
         return self.coef != 0
 
     @property
-    def current_smooth(self) -> float:
-        """Value of `smooth` in this step."""
-        return self.smooth if self.control is None else self.control.coefficient(self.smooth)
+    def current_smoothing(self) -> float:
+        """Value of `smoothing` in this step."""
+        return self.smoothing if self.control is None else self.control.coefficient(self.smoothing)
 
     def scale(self, forest: Forest) -> Tensor:
         if self.aggregate != "turn_mean":
@@ -127,18 +127,18 @@ class EntropyBand(Penalty):
         for name, (total, steps) in self._history.items():
             if int(name) < len(centre_T):
                 centre_T[int(name)] = total / steps
-        return entropy - self.current_smooth * band_penalty(
+        return entropy - self.current_smoothing * band_penalty(
             entropy, centre_T[turn], self.low, self.high, self.hinge, self.size
         )
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Evaluated:
-        """Figures: entropy_band, mean of H - smooth * penalty; entropy_band_coef, coef * smooth, where a control moves
-        it; entropy_turn_K, mean entropy of turn K."""
+        """Figures: entropy_band, mean of H - smoothing * penalty; entropy_band_coef, coef * smoothing, where a control
+        moves it; entropy_turn_K, mean entropy of turn K."""
         value, figures = super().__call__(forest, policy, credit, weight, signals, step)
         if self.control is not None:
-            figures["entropy_band_coef"] = self.coef * self.current_smooth
+            figures["entropy_band_coef"] = self.coef * self.current_smoothing
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         if not entries.numel():
             return value, figures

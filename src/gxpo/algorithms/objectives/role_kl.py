@@ -84,8 +84,8 @@ class RoleKl(TermPart):
     """
 
     slot = "objective.add.NAME"
-    root: float = 1.0
-    linear: float = 1.0
+    root_coef: float = 1.0
+    linear_coef: float = 1.0
     control: Control | None = None
 
     couples = "step"
@@ -103,7 +103,7 @@ class RoleKl(TermPart):
         for index in agent_P.unique().tolist():
             role, mean = forest.agent_names[index], kl[agent_P == index].mean().clamp_min(0.0)
             factor = getattr(self.control, "factors", {}).get(role, 1.0)
-            total = total + factor * step_penalty(mean, self.root, self.linear)
+            total = total + factor * step_penalty(mean, self.root_coef, self.linear_coef)
             figures[f"role_kl@{role}"] = float(mean.detach())
         return total, figures
 

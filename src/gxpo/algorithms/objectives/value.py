@@ -50,7 +50,8 @@ def value_loss(
     quantile            |tau - [u < 0]| |u|
     gumbel              e^z - z - 1, z at most 5: towards temperature log mean e^(target / temperature) (XQL, dual-V)
     bce                 -target log p - (1 - target) log (1 - p), p = sigmoid(value); targets in [0, 1] (DQC)
-    advantage_weighted  min(e^((target - old) / temperature), max_weight) u^2 / 2: the value of the policy that is weighted so
+    advantage_weighted  min(e^((target - old) / temperature), max_weight) u^2 / 2: the value of the policy that is
+                        weighted so
 
     value   carries the gradient
     target  constant

@@ -44,14 +44,14 @@ class CentralValue(RidgeProbe):
 
     It reads the state before an agent's first action, and the same of the others of its episode (`info["episode"]`).
 
-    acts  True: of the others the mean over what they did, so that the baseline knows their actions and not the agent's
-          own (MADDPG); False: before anybody acted (MAPPO)
+    include_actions  True: of the others the mean over what they did, so that the baseline knows their actions and not
+          the agent's own (MADDPG); False: before anybody acted (MAPPO)
 
     Refitted before every step on outcomes of the steps before; the mean outcome of all, until there are `min_rows`. The
     estimates are held between the outcomes that it was fitted on. Figures: probe_rows, baseline_error.
     """
 
-    acts: bool = False
+    include_actions: bool = False
 
     provides = ("baseline",)
     axes = {"baseline": "R"}  # noqa: RUF012  never changed
@@ -61,7 +61,7 @@ class CentralValue(RidgeProbe):
         first_entry = begins_of(forest.path_trajectory, forest.n_trajectories)[:-1]
         # the hidden state that the first action's first token is chosen from stands at the token before it
         before = hidden[(forest.path_token[first_entry.clamp_max(max(forest.n_entries - 1, 0))] - 1).clamp_min(0)]
-        other_features = self._mean_of_actions(forest, hidden) if self.acts else before
+        other_features = self._mean_of_actions(forest, hidden) if self.include_actions else before
         episode_names = [info.get("episode", name) for info, name in zip(forest.info, forest.id, strict=True)]
         index_by_episode = {name: i for i, name in enumerate(dict.fromkeys(episode_names))}
         features = joint_features(

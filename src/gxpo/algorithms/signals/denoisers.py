@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from gxpo.parts.protocols import Signals
 
 
-def decay_at(step: int, growth: float, max_decay: float, flat: int = 0) -> float:
+def decay_at(step: int, growth: float, max_decay: float, flat_steps: int = 0) -> float:
     """Decay of a moving average of parameters at a step: growth (step - flat), from 0 up to `max_decay`.
 
     >>> [decay_at(step, 0.001, 0.3) for step in (0, 100, 900)]
     [0.0, 0.1, 0.3]
     """
-    return min(max(growth * (step - flat), 0.0), max_decay)
+    return min(max(growth * (step - flat_steps), 0.0), max_decay)
 
 
 @part("anchor", stage="signal")
@@ -34,7 +34,8 @@ def decay_at(step: int, growth: float, max_decay: float, flat: int = 0) -> float
 class Anchor(OwnModel):
     """Predictions of a moving average of the policy on re-noised samples, "anchor_prediction" [P, D].
 
-    theta_anchor <- d theta_anchor + (1 - d) theta after each step, d = min(growth * (step - flat), max_decay), at least 0
+    theta_anchor <- d theta_anchor + (1 - d) theta after each step, d = min(growth * (step - flat_steps), max_decay), at
+    least 0
 
     max_decay  1 with `growth` 1: the anchor stays the policy that the run began with
 
@@ -44,7 +45,7 @@ class Anchor(OwnModel):
 
     growth: Annotated[float, Ge(0)] = 0.001
     max_decay: Annotated[float, Interval(ge=0, le=1)] = 0.5
-    flat: Annotated[int, Ge(0)] = 0
+    flat_steps: Annotated[int, Ge(0)] = 0
 
     provides = ("anchor_prediction",)
 
@@ -52,7 +53,7 @@ class Anchor(OwnModel):
         return {"anchor_prediction": self.model.outputs(forest, ("prediction",))["prediction"]}
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
-        decay = decay_at(tools.step, self.growth, self.max_decay, self.flat)
+        decay = decay_at(tools.step, self.growth, self.max_decay, self.flat_steps)
         self.model.follow(tools.learner, 1 - decay)
         return {"anchor_decay": decay}
 

@@ -21,7 +21,7 @@ BORROWED = ("replay", "demonstration", "baseline")  # origins of rollouts that d
 
 
 def standardised_gain(
-    history: Sequence[float], now: float, falling: float = 0.1, eps: float = 1e-6, ddof: int = 1
+    history: Sequence[float], now: float, decline_factor: float = 0.1, eps: float = 1e-6, ddof: int = 1
 ) -> float:
     """Standardised gain phi((now - mean) / (std + eps)) over `history` (two or more); phi(x) = x, below 0 falling x.
 
@@ -37,7 +37,7 @@ def standardised_gain(
         return 0.0
     std = statistics.stdev(history) if ddof else statistics.pstdev(history)
     x = (now - statistics.fmean(history)) / (std + eps)
-    return x if x >= 0 else falling * x
+    return x if x >= 0 else decline_factor * x
 
 
 @part("improvement", stage="signal", gives={"improvement": "R"}, remembers=("means",))
@@ -46,7 +46,7 @@ def improvement(
     past: Mapping[str, list[float]],
     *,
     window: Annotated[int, Ge(2)] = 8,
-    falling: Annotated[float, Ge(0)] = 0.1,
+    decline_factor: Annotated[float, Ge(0)] = 0.1,
     eps: Annotated[float, Ge(0)] = 1e-6,
     bound: Annotated[float, Gt(0)] = math.inf,
     ddof: Literal[0, 1] = 1,
@@ -55,7 +55,7 @@ def improvement(
     steps (PIPO).
 
     window   steps that the mean outcome is compared with; 0 is given until there have been as many
-    falling  how much of a change for the worse is passed on
+    decline_factor  how much of a change for the worse is passed on
     eps      added to the standard deviation
     bound    the number is held in [-bound, bound]; the paper has no bound, and a window that hardly varies gives
              large numbers
@@ -69,7 +69,7 @@ def improvement(
     mean_now, means, gain = ([float(outcomes.mean())] if outcomes.numel() else []), past.get("means", []), 0.0
     # Until the window is full its std is no yardstick: the gain is 0.
     if mean_now and len(means) == window:
-        gain = standardised_gain(means, mean_now[0], falling, eps, ddof)
+        gain = standardised_gain(means, mean_now[0], decline_factor, eps, ddof)
     bounded_gain = min(max(gain, -bound), bound)
     improvement_R = torch.full((forest.n_trajectories,), bounded_gain, dtype=torch.float64)
     return improvement_R, {"means": [*means, *mean_now][-window:]}, {}

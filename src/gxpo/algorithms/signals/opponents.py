@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Empty = Literal["reference", "nothing"]
 
 
-def mixed(reference: Tensor, earlier: Tensor, share: float, empty: Empty = "reference") -> Tensor:
+def mixed(reference: Tensor, earlier: Tensor, share: float, initial_opponent: Empty = "reference") -> Tensor:
     """Mixture of log-probs [P]: share * reference + (1 - share) * mean over the earlier policies.
 
     reference [P], earlier [K, P]: the geometric mixture of the policies, up to its normaliser, which pairs of one
@@ -30,7 +30,7 @@ def mixed(reference: Tensor, earlier: Tensor, share: float, empty: Empty = "refe
     """
     if len(earlier):
         return share * reference + (1 - share) * earlier.mean(0)
-    return reference if empty == "reference" else share * reference
+    return reference if initial_opponent == "reference" else share * reference
 
 
 @part("opponents", stage="signal")
@@ -41,7 +41,7 @@ class Opponents(OwnModel):
     share    of the reference; the earlier policies share the rest equally
     history  number of stored policies, one every `every` steps, as it was after that step's update
     every    steps
-    empty    policy that has their share before the first one: the "reference", or "nothing"
+    initial_opponent  policy that has their share before the first one: the "reference", or "nothing"
 
     Costs a forward pass for each stored policy, and their parameters in memory and in the checkpoint.
 
@@ -52,7 +52,7 @@ class Opponents(OwnModel):
     share: Annotated[float, Interval(ge=0, le=1)] = 1 / 3
     history: Annotated[int, Ge(1)] = 2
     every: Annotated[int, Ge(1)] = 10
-    empty: Empty = "reference"
+    initial_opponent: Empty = "reference"
 
     provides = ("opponents_logprob",)
     needs = ("reference_logprob",)
@@ -69,7 +69,7 @@ class Opponents(OwnModel):
             self.model.restore(snapshot)
             logprobs.append(self.model.outputs(forest, ("logprob",))["logprob"])
         earlier = torch.stack(logprobs) if logprobs else reference.new_zeros(0, len(reference))
-        return {"opponents_logprob": mixed(reference, earlier, self.share, self.empty)}
+        return {"opponents_logprob": mixed(reference, earlier, self.share, self.initial_opponent)}
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
         # The snapshot is taken after the update: an opponent is a policy that has been left behind.

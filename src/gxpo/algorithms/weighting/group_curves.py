@@ -156,8 +156,8 @@ def difficulty_softmax(
     return weight * (tokens.sum() / trained) if over_differing and trained > 0 else weight
 
 
-def _hard_to_easy(hard: float, easy: float, **_: Any) -> str | None:
-    return None if hard < easy else f"hard ({hard:g}) must be below easy ({easy:g})"
+def _hard_to_easy(hard_rate: float, easy_rate: float, **_: Any) -> str | None:
+    return None if hard_rate < easy_rate else f"hard_rate ({hard_rate:g}) must be below easy_rate ({easy_rate:g})"
 
 
 @checked_by(_hard_to_easy)
@@ -165,21 +165,23 @@ def ramp(
     mean: Tensor,
     size: Tensor,
     *,
-    hard: float = 1 / 3,
-    easy: float = 2 / 3,
+    hard_rate: float = 1 / 3,
+    easy_rate: float = 2 / 3,
     min_weight: Annotated[float, Interval(ge=0, le=1)] = 0.5,
 ) -> Tensor:
-    """Linear ramp: 1 up to a mean of `hard`, down to `min_weight` from `easy` on (VITAL's DGRPO).
+    """Linear ramp: 1 up to a mean of `hard_rate`, down to `min_weight` from `easy_rate` on (VITAL's DGRPO).
 
     size  compared trajectories; 1 without one
 
     A factor that all rewards of a group share is gone once they are divided by their standard deviation. As a weight it
     stays, whatever the advantage is; where nothing is scaled, it is the same as scaling the rewards.
 
-    >>> ramp(torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5]), torch.ones(5), hard=1.0, easy=2.0).tolist()
+    >>> ramp(torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5]), torch.ones(5), hard_rate=1.0, easy_rate=2.0).tolist()
     [1.0, 1.0, 0.75, 0.5, 0.5]
     """
-    weight = min_weight + (1.0 - min_weight) * ((easy - mean.to(torch.float64)) / (easy - hard)).clamp(0.0, 1.0)
+    weight = min_weight + (1.0 - min_weight) * ((easy_rate - mean.to(torch.float64)) / (easy_rate - hard_rate)).clamp(
+        0.0, 1.0
+    )
     return torch.where(size > 0, weight, 1.0)
 
 

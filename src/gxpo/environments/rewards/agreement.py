@@ -37,8 +37,8 @@ def cosine(a: str, b: str) -> float:
     return dot / math.sqrt(sum(n * n for n in x.values()) * sum(n * n for n in y.values()))
 
 
-def recall(answer: str, gold: str, short: int = 1) -> float:
-    """Recall of the gold text's words in an answer; for a gold text of up to `short` words, 1 only with all of them.
+def recall(answer: str, gold: str, max_exact_words: int = 1) -> float:
+    """Recall of the gold text's words in an answer; of a gold text of up to `max_exact_words` words: all, or 0.
 
     >>> recall("it is in New York", "New York City", 1), recall("York", "New York", 2), recall("", "")
     (0.6666666666666666, 0.0, 1.0)
@@ -47,7 +47,7 @@ def recall(answer: str, gold: str, short: int = 1) -> float:
     if not y:
         return float(not x)
     share = sum((x & y).values()) / y.total()
-    return share if y.total() > short else float(share == 1)
+    return share if y.total() > max_exact_words else float(share == 1)
 
 
 @part("agreement", stage="reward")
@@ -60,19 +60,20 @@ class Agreement(RewardPart):
 
     similarity  weight of the argument. Where the expert's call has none, the same call earns 1, and the same name with
                 an argument 1 - similarity
-    short       an answer of up to this many words counts only as a whole
+    max_exact_words  an answer of up to this many words counts only as a whole
 
     Other rollouts keep their outcome. Source: R1-Router, arXiv 2505.22095, and its code, where similarity is the cosine
     of sentence embeddings; here that of word counts, which needs no further model.
     """
 
     similarity: float = 0.5
-    short: int = 1
+    max_exact_words: int = 1
 
     def __post_init__(self) -> None:
-        if not (0 <= self.similarity <= 1 and self.short >= 0):
+        if not (0 <= self.similarity <= 1 and self.max_exact_words >= 0):
             raise ConfigError(
-                f"agreement: similarity is a share and short at least 0, not {self.similarity} and {self.short}"
+                "agreement: similarity is a share and max_exact_words at least 0, "
+                f"not {self.similarity} and {self.max_exact_words}"
             )
 
     def __call__(self, forest: Forest) -> Tensor:
@@ -89,5 +90,5 @@ class Agreement(RewardPart):
         if not gold:
             return same if not argument else (1 - self.similarity) * same
         if info["last"]:
-            return recall(f"{name} {argument}", str(gold), self.short)
+            return recall(f"{name} {argument}", str(gold), self.max_exact_words)
         return self.similarity * cosine(argument, gold) + (1 - self.similarity) * same

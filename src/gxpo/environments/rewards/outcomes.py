@@ -353,10 +353,10 @@ def correct_prefix(
     component: str = "correct_prefix",
     groups: Literal["all_wrong", "all"] = "all_wrong",
     steepness: Annotated[float, Gt(0)] = 5.0,
-    middle: float = 0.5,
+    midpoint: float = 0.5,
     max_reward: Annotated[float, Interval(gt=0, le=1)] = 1.0,
 ) -> Tensor:
-    """Correct-prefix reward: 1 for a correct answer, max_reward / (1 + exp(-steepness (share - middle))) for a wrong one.
+    """Correct-prefix reward: 1 for a right answer, max_reward / (1 + exp(-steepness (share - midpoint))) for a wrong.
 
     component  the share of the answer before its first error, 0 to 1: `FirstError`, or a reward of one's own
     groups     "all_wrong": only in groups without a right answer (others: 0); "all": in every group
@@ -368,7 +368,7 @@ def correct_prefix(
     Source: Spectral (later: Stepwise Guided) Policy Optimization, arXiv 2505.11595. A port of it has the sign of the
     exponent reversed, so that the worse of two wrong answers earns more.
     """
-    earned = max_reward * torch.sigmoid(steepness * (read(component).to(torch.float64) - middle))
+    earned = max_reward * torch.sigmoid(steepness * (read(component).to(torch.float64) - midpoint))
     # A group with a right answer has a contrast already, and no wrong attempt is paid there.
     if groups == "all_wrong":
         earned = torch.where(grouped.max(correct, group, counts) > 0, 0.0, earned)

@@ -201,7 +201,7 @@ class SampledTasks:
         arms_text = "levels" if isinstance(self.arms, _Levels) else "tasks"
         return (
             f"none of {len(self.arms.names)} {arms_text} is left: tasks.sampler={type(self.sampler).__name__} "
-            "gives all of them the weight 0; tasks.sampler.uniform above 0 goes on drawing them"
+            "gives all of them the weight 0; tasks.sampler.uniform_share above 0 goes on drawing them"
         )
 
     def _warn_of_few(self, candidate_count: int, n: int) -> None:
@@ -213,7 +213,7 @@ class SampledTasks:
         sampler = type(self.sampler).__name__
         warnings.warn(
             f"tasks.sampler={sampler}: {candidate_count} of {task_count} tasks are left, and a step draws {n}: they "
-            "come several times in a step (lower tasks.per_step, or set tasks.sampler.uniform above 0)",
+            "come several times in a step (lower tasks.per_step, or set tasks.sampler.uniform_share above 0)",
             stacklevel=3,
         )
 

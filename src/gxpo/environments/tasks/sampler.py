@@ -39,7 +39,7 @@ COLUMNS: Mapping[str, str] = {  # what a score may read by the names of its para
 class SamplerOptions:
     """Options of every task sampler.
 
-    uniform   share of the draws in which all tasks are equally likely
+    uniform_share  share of the draws in which all tasks are equally likely
     discount  what earlier verdicts of a task count for at each further visit, since the policy has moved
     prior     verdicts, half of them right, that a rate begins with: 2 gives the mean of Beta(1 + right, 1 + wrong)
     key       what is measured and drawn: each task by its "id", or a level: a column of the list, or an option of a
@@ -49,7 +49,7 @@ class SamplerOptions:
     epochs    each task with a weight above 0 once before any of them again
     """
 
-    uniform: Annotated[float, Interval(ge=0, le=1)] = 0.0
+    uniform_share: Annotated[float, Interval(ge=0, le=1)] = 0.0
     discount: Annotated[float, Interval(ge=0, le=1)] = 0.8
     prior: Annotated[float, Ge(0)] = 2.0
     key: str = "id"
@@ -89,10 +89,10 @@ class TaskSampler(FunctionPart):
     def __post_init__(self) -> None:
         super().__post_init__()
         options: Any = self
-        if options.epochs and (options.uniform or options.key != "id"):
+        if options.epochs and (options.uniform_share or options.key != "id"):
             raise ConfigError(
-                "tasks.sampler.epochs=true draws every task that has a weight, by id: set tasks.sampler.uniform=0 and "
-                "tasks.sampler.key=id"
+                "tasks.sampler.epochs=true draws every task that has a weight, by id: set "
+                "tasks.sampler.uniform_share=0 and tasks.sampler.key=id"
             )
 
     @property
@@ -122,10 +122,10 @@ class TaskSampler(FunctionPart):
             raise TaskError(
                 f"tasks.sampler={name}{place_of(self.function)} gave weights that are negative or not finite"
             )
-        return mix_uniform(weights, self.uniform)  # type: ignore[attr-defined]  # of `SamplerOptions`
+        return mix_uniform(weights, self.uniform_share)  # type: ignore[attr-defined]  # of `SamplerOptions`
 
 
-def mix_uniform(score: Tensor, uniform: float) -> Tensor:
+def mix_uniform(score: Tensor, uniform_share: float) -> Tensor:
     """uniform / N + (1 - uniform) score / sum: chances [N] from scores [N].
 
     A score of 0 is never drawn but by the uniform share. Where all are 0, that share is all of the draws, and without
@@ -140,8 +140,8 @@ def mix_uniform(score: Tensor, uniform: float) -> Tensor:
     flat = torch.full_like(score, 1 / len(score))
     total = float(score.sum())
     if total == 0:
-        return flat if uniform > 0 else torch.zeros_like(score)
-    return uniform * flat + (1 - uniform) * score / total
+        return flat if uniform_share > 0 else torch.zeros_like(score)
+    return uniform_share * flat + (1 - uniform_share) * score / total
 
 
 # ---------------------------------------------------------------- weights by name
@@ -213,8 +213,8 @@ def gaussian(smoothed: Tensor, *, mean: Share = 0.5, width: Annotated[float, Gt(
 
 
 @part("drop_solved", stage="sampler")
-def drop_solved(streak: Tensor, *, after: Annotated[int, Ge(1)] = 1) -> Tensor:
-    """0 where all answers of the newest `after` visits were right, 1 elsewhere.
+def drop_solved(streak: Tensor, *, min_streak: Annotated[int, Ge(1)] = 1) -> Tensor:
+    """0 where all answers of the newest `min_streak` visits were right, 1 elsewhere.
 
     Such a task does not come back by itself, and nothing keeps the policy from forgetting it: `uniform` above 0 does.
     Source: SRPO (arXiv 2504.14286), history resampling.
@@ -222,7 +222,7 @@ def drop_solved(streak: Tensor, *, after: Annotated[int, Ge(1)] = 1) -> Tensor:
     >>> drop_solved(torch.tensor([2.0, 1.0, 0.0])).tolist()
     [0.0, 0.0, 1.0]
     """
-    return (streak < after).to(torch.float64)
+    return (streak < min_streak).to(torch.float64)
 
 
 def _fractions(*, shares: tuple[float, ...], **_: float) -> str | None:

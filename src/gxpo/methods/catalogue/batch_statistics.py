@@ -118,9 +118,9 @@ riskpo = Definition(
     A_i = A_S / std_g r;   q <- q + 0.1 (level - share of S below q)
 
     Choices. Those of the script for MATH: with the term q_b - q_a no advantage is positive, all is learned from
-    failures. The script for DAPO-Math has b = 0.8 and leaves that term out (`credit.zero: low`), and shares A_S by r -
-    mean_g r (not built: the shares have a pole). Quantiles are tracked as the paper says; in the code they are noted on
-    a batch whose advantages have been taken, and the next step's batch is a new one. A std of 0 counts as 1 (code:
+    failures. The script for DAPO-Math has b = 0.8 and leaves that term out (`credit.zero_at: low`), and shares A_S by r
+    - mean_g r (not built: the shares have a pole). Quantiles are tracked as the paper says; in the code they are noted
+    on a batch whose advantages have been taken, and the next step's batch is a new one. A std of 0 counts as 1 (code:
     1e-6). Bundles are consecutive groups; a remainder makes some bundles larger. The scripts leave verl's loss as it
     is: a mean over tokens (`riskpo@paper`) with a dual clip at 3 (`objective.surrogate: dual_clip`).
     """,

@@ -45,7 +45,7 @@ maddpg = Definition(
     keys={
         "rollout": "seats",
         "signal.critic": "central_value",
-        "signal.critic.acts": True,
+        "signal.critic.include_actions": True,
         "credit.center": "baseline",
         "credit.scale": "none",
         "objective.surrogate": "log_likelihood",
@@ -112,6 +112,11 @@ casec = Definition(
     cite="wang2021casec",
     evidence="reference-code",
     code="TonghanWang/CASEC-MACO-benchmark@60687c1a src/controllers/casec_controller.py src/envs/hallway.py",
-    keys={"rollout": "seats", "rollout.observes": "partner", "rollout.share": 0.1, "rollout.reward_scope": "team"},
+    keys={
+        "rollout": "seats",
+        "rollout.observed_roles": "partner",
+        "rollout.share": 0.1,
+        "rollout.reward_scope": "team",
+    },
     cost="a call of the engine for each agent of a step of the world",
 )

@@ -247,8 +247,8 @@ vital_dgrpo = Definition(
         "weight.mean_outcome.curve": "ramp",
     },
     paper_defaults={
-        "weight.mean_outcome.hard": 1.0,
-        "weight.mean_outcome.easy": 2.0,
+        "weight.mean_outcome.hard_rate": 1.0,
+        "weight.mean_outcome.easy_rate": 2.0,
         "reward.shape.rescaled": "shape",
         "reward.shape.rescaled.function": "rescaled",
         "rollout.group_size": 8,

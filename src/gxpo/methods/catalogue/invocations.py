@@ -69,7 +69,7 @@ mlpo = Definition(
     keys={
         "rollout": "team",
         "rollout.graph": "led",
-        "rollout.frozen": ["first", "second"],
+        "rollout.frozen_roles": ["first", "second"],
         "credit.scale": "none",
         "objective.aggregate": "sequence_sum",
     },
@@ -84,8 +84,8 @@ agentflow = Definition(
 
     Choices. The paper's formula. The code takes mean and std over turns, so that long attempts weigh more (outcomes 1
     and 0 with 1 and 3 turns: 1.5 and -0.5, here 0.707 and -0.707), and averages over tokens. There the executor and the
-    verifier are other models; here they are the model that the run starts from (`rollout.frozen`; name those of your
-    graph). `flow_grpo` is another method, for flows.
+    verifier are other models; here they are the model that the run starts from (`rollout.frozen_roles`; name those of
+    your graph). `flow_grpo` is another method, for flows.
     """,
     cite="li2025agentflow",
     evidence="reference-code",
@@ -93,7 +93,7 @@ agentflow = Definition(
     "agentflow/agentflow/solver.py",
     keys={
         "rollout": "team",
-        "rollout.frozen": ["verifier"],
+        "rollout.frozen_roles": ["verifier"],
         "weight.turns": "token_weight",
         "weight.turns.score": "turn",
         "weight.turns.curve": "equal_values",
@@ -117,18 +117,18 @@ hiersearch = Definition(
     r = F1 of the answer; where that is 0, 0.1 (tools used at least once) / (tools);   A, L as in GRPO
 
     Choices. From the authors' code; F1 is the task's reward. There each agent is trained on tasks of its own before;
-    here phase 1 trains both on what the planner asks, by the team's outcome, the planner at rest (`rollout.resting`).
-    Its penalty for searching the web early belongs to a baseline, and turns into the bonus of tools there (-1 is not
-    above 0). A wrong format earns 0: make it part of the task's reward. The refiner, which keeps what an agent quotes
-    and 30 % of the rest, is a `Call.reply` of yours. The phases share `trainer.steps` equally.
+    here phase 1 trains both on what the planner asks, by the team's outcome, the planner at rest
+    (`rollout.paused_roles`). Its penalty for searching the web early belongs to a baseline, and turns into the bonus of
+    tools there (-1 is not above 0). A wrong format earns 0: make it part of the task's reward. The refiner, which keeps
+    what an agent quotes and 30 % of the rest, is a `Call.reply` of yours. The phases share `trainer.steps` equally.
     """,
     cite="tan2025hiersearch",
     evidence="reference-code",
     code="plageon/HierSearch@2019e1f436655f38f779a48727a1c8cec737cf90 src/verl/utils/reward_score/hier_search.py",
     keys={
         "phases": [
-            {**_HIERSEARCH, "rollout.resting": ["planner"]},
-            {**_HIERSEARCH, "rollout.resting": ["local", "web"]},
+            {**_HIERSEARCH, "rollout.paused_roles": ["planner"]},
+            {**_HIERSEARCH, "rollout.paused_roles": ["local", "web"]},
         ],
         "rollout": "team",
         "rollout.graph": "searching",
@@ -147,7 +147,7 @@ marft = Definition(
     product of all ratios (`objective.ratio: sequence_product` is over the attempt). gamma 0.99, lambda 0.95. It
     normalises advantages over the batch and drops exact zeros as missing, which is not followed; neither are its value
     of its own network and the early stop at a KL of 1e-3, tested after the gradient was added up. Training one role at
-    a time in turns is `phases` with `rollout.resting`. The reward is paid after the last turn.
+    a time in turns is `phases` with `rollout.paused_roles`. The reward is paid after the last turn.
     """,
     cite="liao2025marft",
     evidence="reference-code",

@@ -15,7 +15,7 @@ _ITOOL_PAIRS = {
     "rollout.values": "mean",
     "rollout.backup": "all",
     "rollout.resume_at": "root",
-    "rollout.train": "siblings",
+    "rollout.group_unit": "siblings",
     "objective.beta": 2.5,
     "objective.pairs": "outcome",
     "objective.min_gap": 0.1,

@@ -13,10 +13,10 @@ himac = Definition(
     tries out plans of its own. In an environment a plan is written before the episode, a list of sub-goals; the
     executor acts under one at a time, turn by turn in a context of its own, and says <sub_done> to go on to the next.
     It may accompany an action; alone it takes no turn of the environment. Trials are greedy, as there; a small policy
-    that remembers nothing then goes in circles: `rollout.trial: 1.0` tries plans out as the run samples. On tasks of
-    prompts a plan is the first stretch of the answer, up to a delimiter, and the execution goes on from it, unless the
-    templates ask for a plan in words. The KL coefficient, 0.01 in both phases: `himac@paper`. With a random z* the
-    paper loses about 2 points.
+    that remembers nothing then goes in circles: `rollout.trial_temperature: 1.0` tries plans out as the run samples. On
+    tasks of prompts a plan is the first stretch of the answer, up to a delimiter, and the execution goes on from it,
+    unless the templates ask for a plan in words. The KL coefficient, 0.01 in both phases: `himac@paper`. With a random
+    z* the paper loses about 2 points.
     """,
     cite="jin2026himac",
     evidence="secondary",

@@ -131,7 +131,7 @@ mnpo = Definition(
     L = mean over groups of the mean over their pairs of (s_better - s_worse - 1 / (2 eta))^2,   eta 0.0075
 
     Choices. As the authors' code computes it, which never reads the weights of the policies that it is configured with,
-    and leaves their share of m out while there are none (`signal.opponents.empty: reference` gives it to the
+    and leaves their share of m out while there are none (`signal.opponents.initial_opponent: reference` gives it to the
     reference). The target of 66.7 is out of reach of a mean of log-probs, so that the gradient is nearly a linear
     loss's. Their equations have sums over tokens: `objective.length_mean: false`, `objective.beta: 0.1` to go with
     them. There the past policies are those of earlier rounds over the data, and of a prompt's answers a reward model's
@@ -150,7 +150,7 @@ mnpo = Definition(
         "objective.pairs": "outcome",
         "objective.reference": "opponents",
         "signal.opponents": "opponents",
-        "signal.opponents.empty": "nothing",
+        "signal.opponents.initial_opponent": "nothing",
     },
     refuses={"objective.kl.place": ("reward",)},
     cost="a forward pass for each policy kept, and their parameters, beside the reference's",
@@ -166,12 +166,12 @@ step_apo = Definition(
 
     Choices. The loss is the authors' code's, where V is a value in [-1, 1] that a search over plans of 200 iterations
     has found for a step. Here a step's value is its score (`rollout.score`: the world's reward for the step, or
-    FILE.py:NAME); `rollout: search` with `rollout.train: siblings` and `rollout.values: mean` takes V from a search,
-    and `rollout: logged` reads groups of siblings with their values as rewards. Every two steps of different value are
-    a pair; theirs are those of values above and below 0 (`objective.pairs: verdict`, `objective.success_at: 1e-9`), for
-    the final solutions the best and the worst alone, at .3 of their values. Where all steps of a state have one value
-    there is no pair, and nothing to learn: after ten such steps of a run a warning says so, and the score is to be
-    looked at. Contrastive preference learning, also CPL, is `cpl_contrastive`.
+    FILE.py:NAME); `rollout: search` with `rollout.group_unit: siblings` and `rollout.values: mean` takes V from a
+    search, and `rollout: logged` reads groups of siblings with their values as rewards. Every two steps of different
+    value are a pair; theirs are those of values above and below 0 (`objective.pairs: verdict`, `objective.success_at:
+    1e-9`), for the final solutions the best and the worst alone, at .3 of their values. Where all steps of a state have
+    one value there is no pair, and nothing to learn: after ten such steps of a run a warning says so, and the score is
+    to be looked at. Contrastive preference learning, also CPL, is `cpl_contrastive`.
     """,
     cite="wang2024stepapo",
     evidence="reference-code",
@@ -253,7 +253,7 @@ sdpo_segment = Definition(
         "objective": "preference_pairs",
         "objective.turns": "segment",
         "rollout": "turn_branches",
-        "rollout.choose": "at_one_turn",
+        "rollout.next_steps": "at_one_turn",
         "rollout.group_size": 2,
         "rollout.initial": 1,
     },
@@ -306,7 +306,7 @@ refuel = Definition(
         "objective.beta": 1.0,
         "objective.turns": "parting",
         "rollout": "turn_branches",
-        "rollout.choose": "at_one_turn",
+        "rollout.next_steps": "at_one_turn",
         "rollout.group_size": 2,
         "rollout.initial": 1,
     },

@@ -14,8 +14,8 @@ gigpo = Definition(
     repository, which is the one named; their first, verl-agent, takes it over steps, so that long trajectories weigh
     more (`credit.unit: step`). States visited once, and groups of one, have 0 (the reference keeps a lone trajectory's
     raw score: `credit.singleton: raw`). States are equal where their ids are; `credit.add.state.state: observation`
-    goes by texts, `credit.add.state.similar: 0.95` by their likeness, `credit.add.state.history` by the states before
-    as well.
+    goes by texts, `credit.add.state.min_similarity: 0.95` by their likeness, `credit.add.state.history` by the states
+    before as well.
     """,
     cite="feng2025gigpo",
     evidence="reference-code",
@@ -108,8 +108,8 @@ graft = Definition(
     the mean delta of the steps k further on: under these values that mean is 0 at every state, so lambda (0.95, 0.8,
     0.6 in the paper) changes nothing, and `credit.lam` is 0; above 0 it is GAE along each trajectory. A step that is
     alone at its state is given its sign in the paper: its delta is 0. The std has one degree of freedom. The paper
-    averages over steps, here over trajectories. States are equal by the environment's word (`credit.similar` merges
-    texts).
+    averages over steps, here over trajectories. States are equal by the environment's word (`credit.min_similarity`
+    merges texts).
     """,
     cite="yao2026graft",
     evidence="paper",

@@ -36,10 +36,10 @@ search_self_play = Definition(
 
     Choices. Authors' code, in which a proposer has one sample for an answer, and so its raw reward as the advantage:
     here it has `rollout.proposals: 2`, which are compared. Validity there is by rules and by answering with the
-    proposer's documents and noise; here by `rollout.valid`, a function of yours, by default for sums: stand-in. 1 - acc
-    pays most for what can't be solved, so the check carries the method. There invalid questions are replaced by stored
-    ones, which are charged to a proposer that did not write them; here nobody solves in their place. Both sides are
-    one update (there one after the other). `rollout.reward_shape: parabola` is their other reward.
+    proposer's documents and noise; here by `rollout.question_format`, a function of yours, by default for sums:
+    stand-in. 1 - acc pays most for what can't be solved, so the check carries the method. There invalid questions are
+    replaced by stored ones, which are charged to a proposer that did not write them; here nobody solves in their place.
+    Both sides are one update (there one after the other). `rollout.reward_shape: parabola` is their other reward.
     """,
     cite="lu2025ssp",
     evidence="reference-code",

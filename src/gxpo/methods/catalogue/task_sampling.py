@@ -21,7 +21,7 @@ vas = Definition(
     "verl/curriculum/metrics.py verl/trainer/ray_trainer.py examples/mmr1.yaml",
     keys={
         "tasks.sampler": "variance",
-        "tasks.sampler.uniform": 0.5,
+        "tasks.sampler.uniform_share": 0.5,
         "tasks.sampler.stretch": True,
         "tasks.sampler.discount": 0.0,
         "tasks.sampler.prior": 0.0,
@@ -75,8 +75,8 @@ srpo_history = Definition(
 
     Choices. From the model card and translations; no code was found. No group is drawn in another's place, unlike
     dynamic sampling: the share of groups with signal rises an epoch late. A dropped task does not return
-    (`tasks.sampler.after` all-right visits drop it, 1). Its two stages are two runs: mathematics, then `init_from` it
-    with code added.
+    (`tasks.sampler.min_streak` all-right visits drop it, 1). Its two stages are two runs: mathematics, then `init_from`
+    it with code added.
     """,
     cite="zhang2025srpohistory",
     evidence="secondary",

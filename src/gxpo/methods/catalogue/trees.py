@@ -157,7 +157,7 @@ rose = Definition(
         "rollout.trees": 1,
         "rollout.rounds": 7,
         "rollout.expansions": 1,
-        "rollout.explore": 0.5,
+        "rollout.root_probability": 0.5,
         "objective.aggregate": "sequence_sum",
     },
     paper_defaults={"objective.kl.coef": 1e-3, "optim.lr": 1e-6},

@@ -9,11 +9,11 @@ wmpo = Definition(
     A, L as in GRPO, clip 0.2 and 0.28, no KL; groups with 1 to 7 successes of 8 are trained
 
     Choices. From the authors' code. Its model makes videos and is trained before on recorded trajectories; here it is
-    `rollout.model`, by default a table of what the world answered in the first `rollout.explore` steps, which are real
-    and trained on. Its judge is a classifier of videos (`rollout.judge`, `rollout.threshold`); without one the model
-    says what is a success. Its filter of groups (accuracy from .1 to .9) is what GRPO does by itself: other groups
-    have advantage 0. Component "agreement" is the share of a played-back episode's answers that the model had right:
-    where it falls and the reward rises, the policy exploits the model. Stand-in: worlds of text, no robots.
+    `rollout.model`, by default a table of what the world answered in the first `rollout.exploration_steps` steps, which
+    are real and trained on. Its judge is a classifier of videos (`rollout.judge`, `rollout.threshold`); without one the
+    model says what is a success. Its filter of groups (accuracy from .1 to .9) is what GRPO does by itself: other
+    groups have advantage 0. Component "agreement" is the share of a played-back episode's answers that the model had
+    right: where it falls and the reward rises, the policy exploits the model. Stand-in: worlds of text, no robots.
     """,
     cite="zhu2025wmpo",
     evidence="reference-code",
@@ -34,8 +34,8 @@ training_free_grpo = Definition(
     models follow nothing longer (`rollout.writer=FILE.py:NAME` writes as you like; `edit` in that module has the plan).
     Its prompts state the solution; ours does not. The bank has at most 32 entries, of 400 characters each (there: no
     bound), and the oldest go. What can't be read as an operation edits nothing and is counted (component "edits").
-    `rollout.writer: example` stores the task with its right attempt, which needs no writer. `rollout.train: true`
-    trains the policy under the bank as well.
+    `rollout.writer: example` stores the task with its right attempt, which needs no writer. `rollout.train_attempts:
+    true` trains the policy under the bank as well.
     """,
     cite="cai2025trainingfree",
     evidence="reference-code",

@@ -16,7 +16,7 @@ ai_economist = Definition(
     """,
     cite="zheng2021aieconomist",
     evidence="reconstruction",
-    keys={"phases": [{**_AI_ECONOMIST, "rollout.frozen": ["planner"]}, _AI_ECONOMIST]},
+    keys={"phases": [{**_AI_ECONOMIST, "rollout.frozen_roles": ["planner"]}, _AI_ECONOMIST]},
 )
 
 conscientia = Definition(
@@ -46,14 +46,14 @@ local_opt_marl = Definition(
     pi_i <- argmax_pi E[A_i(s, a_{1:i-1}, a_i)] - (1 / beta) KL(pi || pi_i);   A(s, a) = sum_i A_i telescopes
 
     Choices. From the abstract, a theory of softmax policies on tables. Agents act in order and read the actions before
-    (`rollout.observes: earlier`); A_i is the group-relative one of its role, not the localised action value, for which
-    one would average over those after it.
+    (`rollout.observed_roles: earlier`); A_i is the group-relative one of its role, not the localised action value, for
+    which one would average over those after it.
     """,
     cite="zhao2023localopt",
     evidence="reconstruction",
     keys={
         "rollout": "seats",
-        "rollout.observes": "earlier",
+        "rollout.observed_roles": "earlier",
         "objective.surrogate": "unclipped",
         "objective.add.step": "mirror_kl",
         "objective.add.step.min_step": 1.0,
@@ -87,15 +87,15 @@ bayes_net_marl = Definition(
     policy(a | s) = prod_i policy_i(a_i | s, a_{parents(i)});   A = R - mean_g R;   no edges after the last such step
 
     Choices. From the abstract, in which the graph is learned through a soft mask and annealed away. Here it is given:
-    everybody before (`rollout.observes: earlier`), or any graph without a circle (`rollout.observes: {b: [a]}`), up to
-    step `rollout.observes_until`, from which on all act at once.
+    everybody before (`rollout.observed_roles: earlier`), or any graph without a circle (`rollout.observed_roles: {b:
+    [a]}`), up to step `rollout.last_observed_step`, from which on all act at once.
     """,
     cite="chen2023bayesnet",
     evidence="reconstruction",
     keys={
         "rollout": "seats",
-        "rollout.observes": "earlier",
-        "rollout.observes_until": 50,
+        "rollout.observed_roles": "earlier",
+        "rollout.last_observed_step": 50,
         "rollout.reward_scope": "team",
         "credit.scale": "none",
     },
@@ -116,7 +116,7 @@ toa = Definition(
     evidence="reconstruction",
     keys={
         "rollout": "answer_tree",
-        "rollout.choose": "uct",
+        "rollout.choice": "uct",
         "objective": "positive_likelihood",
         "objective.coef": 1.0,
     },

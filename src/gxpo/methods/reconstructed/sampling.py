@@ -21,7 +21,7 @@ portool = Definition(
     keys={
         "credit": "fork_relative",
         "rollout": "turn_branches",
-        "rollout.choose": "uniform",
+        "rollout.next_steps": "uniform",
         "rollout.initial": "all",
         "rollout.group_size": 8,
     },
@@ -108,7 +108,7 @@ craft_gui = Definition(
     """,
     cite="nong2025craftgui",
     evidence="reconstruction",
-    keys={"tasks.sampler": "first_unmastered", "tasks.sampler.key": "level", "tasks.sampler.uniform": 0.2},
+    keys={"tasks.sampler": "first_unmastered", "tasks.sampler.key": "level", "tasks.sampler.uniform_share": 0.2},
     cost="none in samples; a few numbers a level in the checkpoint; only where tasks have levels",
 )
 
@@ -142,7 +142,7 @@ favchat_degrpo = Definition(
     """,
     cite="zhao2025favchatdegrpo",
     evidence="reconstruction",
-    keys={"tasks.sampler": "disagreement", "tasks.sampler.uniform": 0.1},
+    keys={"tasks.sampler": "disagreement", "tasks.sampler.uniform_share": 0.1},
     cost="none in samples; a few numbers a task in the checkpoint; only where tasks repeat",
 )
 

@@ -8,9 +8,9 @@ world4rl = Definition(
 
     o_{t+1} = model(o_t, a_t);   A by GAE, discount 1, lambda 1;   L = PPO's clip + 0.5 mean (V - target)^2 / 2
 
-    Choices. From the abstract: no code was found. The model is that of `wmpo`, frozen after `rollout.explore` steps;
-    the paper's is a diffusion model of videos, trained before, with a classifier for the reward, and its policy comes
-    from imitation. Stand-in: worlds of text.
+    Choices. From the abstract: no code was found. The model is that of `wmpo`, frozen after `rollout.exploration_steps`
+    steps; the paper's is a diffusion model of videos, trained before, with a classifier for the reward, and its policy
+    comes from imitation. Stand-in: worlds of text.
     """,
     cite="jiang2025world4rl",
     evidence="reconstruction",
@@ -63,7 +63,7 @@ mars_prompt = Definition(
     """,
     cite="zhang2025marsprompt",
     evidence="reconstruction",
-    keys={"rollout": "bank", "rollout.max_experiences": 1, "rollout.accept": "better", "rollout.entry": "{text}\n"},
+    keys={"rollout": "bank", "rollout.max_experiences": 1, "rollout.acceptance": "better", "rollout.entry": "{text}\n"},
     cost="as `training_free_grpo`",
 )
 
@@ -95,7 +95,7 @@ mra = Definition(
     """,
     cite="zhang2021mra",
     evidence="reconstruction",
-    keys={"rollout": "coded", "rollout.assign": "each"},
+    keys={"rollout": "coded", "rollout.assignment": "each"},
 )
 
 # guards and constraints

@@ -93,8 +93,8 @@ def uct_bound(scores: Sequence[float], total: int, explore: float) -> float:
 class AnswerTree(Rollout):
     """A tree of `group_size` answers to each task, one after another: new ones, or ones that refine another's answer.
 
-    choose     where the next answer is put, and who gives it: "thompson" (`Answers.thompson`) or "uct"
-    explore    of "uct"
+    choice     where the next answer is put, and who gives it: "thompson" (`Answers.thompson`) or "uct"
+    exploration  of "uct"
     players    names of the policies, each an adapter of its own (`learner.lora_rank`); none: one policy
     template   shows the answer that is refined, {answer}, and its {score}
 
@@ -104,8 +104,8 @@ class AnswerTree(Rollout):
     """
 
     group_size: Count = 8
-    choose: Literal["thompson", "uct"] = "thompson"
-    explore: Annotated[float, Ge(0)] = 1.4
+    choice: Literal["thompson", "uct"] = "thompson"
+    exploration: Annotated[float, Ge(0)] = 1.4
     players: tuple[str, ...] = ()
     template: str = "{prompt}\n\nAn earlier answer (score {score}):\n{answer}\n\nGive a better answer.\n"
 
@@ -139,10 +139,10 @@ class AnswerTree(Rollout):
             tree.parent.append(attempt.info["node_parent"])
             tree.policy.append(attempt.info["player"])
             tree.score.append(float(r.scored.outcome[place]))
-        if self.choose == "thompson":
+        if self.choice == "thompson":
             node, policy = tree.thompson(random_for(play.session, draw.name, "tree", len(rounds)))
         else:
-            node, policy = tree.uct(self.explore)
+            node, policy = tree.uct(self.exploration)
         info = {"node": len(rounds), "node_parent": node, "player": policy}
         wording = None
         if node != ROOT:

@@ -101,9 +101,9 @@ class Bank(Rollout):
               task with its right attempt, as an example; or FILE.py:NAME, a function of a `Contrast` that gives a list
               of operations (see `edit`)
     max_experiences  experiences: beyond it the oldest go;   max_chars  characters of one: a longer one is refused
-    accept    "always"; "better": an edited bank is tried by half of the next step's attempts, the other half reads the
-              one before it, and the one with the better mean outcome stays
-    train     whether attempts are trained; without, nothing but the bank learns
+    acceptance  "always"; "better": an edited bank is tried by half of the next step's attempts, the other half reads
+              the one before it, and the one with the better mean outcome stays
+    train_attempts  whether attempts are trained; without, nothing but the bank learns
     template  {prompt} and {bank};   entry  {text}, of an experience, and {number}
     edit_prompt  {task}, {right}, {wrong}, {bank}
 
@@ -118,8 +118,8 @@ class Bank(Rollout):
     writer: Any = "policy"
     max_experiences: Count = 32
     max_chars: Count = 400
-    accept: Literal["always", "better"] = "always"
-    train: bool = False
+    acceptance: Literal["always", "better"] = "always"
+    train_attempts: bool = False
     template: str = "{bank}{prompt}"
     entry: str = "[{number}] {text}\n"
     edit_prompt: str = ASK
@@ -166,7 +166,11 @@ class Bank(Rollout):
                     shown_texts = self._fitting(draw, bank, play)
                     wording = Wording(self.template, {"bank": self._text(shown_texts)}) if shown_texts else None
                     info = {"experiences": len(shown_texts), "bank": origin}
-                    out.append(draw.attempts(n, first=begin, wording=wording, is_measurement=not self.train, info=info))
+                    out.append(
+                        draw.attempts(
+                            n, first=begin, wording=wording, is_measurement=not self.train_attempts, info=info
+                        )
+                    )
         return out
 
     def _text(self, bank: Sequence[str]) -> str:
@@ -209,10 +213,10 @@ class Bank(Rollout):
         return all(len(str(operation.get("text") or "")) <= self.max_chars for operation in operations)
 
     def _take(self, operations: Sequence[Operation]) -> None:
-        """Carry out a step's edits; with `accept` "better" the edited bank is tried first."""
+        """Carry out a step's edits; with `acceptance` "better" the edited bank is tried first."""
         if operations:
             edited_bank = edit(self.banks["current"], operations)[0][-self.max_experiences :]
-            self.banks["current" if self.accept == "always" else "candidate"] = edited_bank
+            self.banks["current" if self.acceptance == "always" else "candidate"] = edited_bank
 
     def _decide(self, forest: Forest) -> None:
         """Keep the bank that was tried if its attempts did better on average."""

@@ -40,14 +40,14 @@ def branch_probability(entropy: float, start_entropy: float, probability: float,
 class TurnBranches(Formula, Grow):
     """`group_size` episodes of each task, of which `initial` begin at the prompt; the others leave running ones.
 
-    After each turn `choose` says how many next steps every running episode takes: it goes on with the first, a branch
-    leaves it for each of the others, as long as there are fewer than `group_size` and the budget holds them, and one
-    without any is dropped, its tokens charged. Where all episodes of a prompt are over and there are fewer than
+    After each turn `next_steps` says how many next steps every running episode takes: it goes on with the first, a
+    branch leaves it for each of the others, as long as there are fewer than `group_size` and the budget holds them, and
+    one without any is dropped, its tokens charged. Where all episodes of a prompt are over and there are fewer than
     `group_size`, one more begins at the prompt, in turn.
 
     group_size    n
     initial       N_0, or "all" of them; 0: half of `group_size`, rounded up
-    choose        a function in `gxpo.sampling.rollouts.next_steps` by name, `file.py:function` or a function
+    next_steps    a function in `gxpo.sampling.rollouts.next_steps` by name, `file.py:function` or a function
                   (`AttemptTree`, running episodes, how many of them there can be) -> an episode for each next step; its
                   keyword-only parameters are options: `rollout.beam`
     token_budget, call_budget  bounds on the tokens and the actions generated for a prompt, 0: none; a branch, or
@@ -63,12 +63,12 @@ class TurnBranches(Formula, Grow):
 
     group_size: Count = 16
     initial: Limit | Literal["all"] = 0
-    choose: Any = "at_surprise"
+    next_steps: Any = "at_surprise"
     token_budget: Limit = 0
     call_budget: Limit = 0
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    functions: ClassVar[Mapping[str, tuple[str, bool]]] = {"choose": ("gxpo.sampling.rollouts.next_steps", False)}
+    functions: ClassVar[Mapping[str, tuple[str, bool]]] = {"next_steps": ("gxpo.sampling.rollouts.next_steps", False)}
     requires = ("restarts",)
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class TurnBranches(Formula, Grow):
             fits_another = n_finished < self.group_size and self.holds(tree, [Point(tree.episodes[0], 0)])
             return tree.root() if fits_another else []
         # an episode goes on with the first of its next steps; one that got none is dropped
-        next_steps = Counter(self.apply(self.choose, [tree, active, self.group_size - n_finished]))
+        next_steps = Counter(self.apply(self.next_steps, [tree, active, self.group_size - n_finished]))
         for episode in active:
             if not next_steps[episode]:
                 episode.end = DROPPED

@@ -22,7 +22,7 @@ class Coded(Rollout):
     """`group_size` attempts at each task, each under a code that its prompt shows, and trained under it.
 
     codes     the codes, texts
-    assign    "turns": attempt i has code i, in turns; "each": every attempt draws its own; "group": one for the group
+    assignment  "turns": attempt i has code i, in turns; "each": every attempt draws its own; "group": one for the group
     template  of the prompt: {prompt} and {code}
 
     info["code"] is an attempt's code. Held-out tasks go through the codes in turns: with `eval.samples` as many as
@@ -33,7 +33,7 @@ class Coded(Rollout):
 
     group_size: Count = 8
     codes: list[Text] = field(default_factory=lambda: list("ABCDEFGH"))
-    assign: Literal["turns", "each", "group"] = "turns"
+    assignment: Literal["turns", "each", "group"] = "turns"
     template: str = "Style {code}.\n{prompt}"
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class Coded(Rollout):
     @property
     def evaluation(self) -> Callable[[int], Any]:
         """The rollout for held-out tasks."""
-        return lambda samples: dataclasses.replace(self, group_size=samples, assign="turns")
+        return lambda samples: dataclasses.replace(self, group_size=samples, assignment="turns")
 
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
         out = []
@@ -57,7 +57,7 @@ class Coded(Rollout):
                     "each": random.choice(self.codes),
                     "group": group_code,
                 }
-                code = code_by_draw[self.assign]
+                code = code_by_draw[self.assignment]
                 wording = Wording(self.template, {"code": code})
                 out.append(draw.attempts(1, first=i, wording=wording, info={"code": code}))
         return out

@@ -43,12 +43,12 @@ class Imagined(Rollout):
                rollouts.between`), or None where it knows no answer
     place      "world": the model answers in the world's place, from the world's first observation on; "turn": every
                action is proposed first, and the policy reads what the model predicts before it acts in the world
-    explore    steps of the run whose episodes are the world's own, which fill the table ("world")
+    exploration_steps  steps of the run whose episodes are the world's own, which fill the table ("world")
     checks     episodes of a step whose actions are played again in the world: component "agreement" is the share of
                their answers that were the model's, 1 of a model that is the world
     judge      FILE.py:NAME, a function of (first observation, observation) that gives the chance of a success from 0 to
                1: at `threshold` the episode ends and is one. "": success is the model's
-    unknown    an episode in which the model can't answer is "unscored", so that nothing is learned from it, or it has
+    on_unknown  an episode in which the model can't answer is "unscored", so that nothing is learned from it, or it has
                "failed", so that leaving what the model knows is held back
     max_state  most characters of a predicted observation
     max_pairs  pairs of observation and action that the table holds
@@ -63,11 +63,11 @@ class Imagined(Rollout):
     group_size: Count = 8
     model: Any = COUNTED
     place: Literal["world", "turn"] = "world"
-    explore: Limit = 5
+    exploration_steps: Limit = 5
     checks: Limit = 1
     judge: Any = ""
     threshold: float = 0.82
-    unknown: Literal["unscored", "failed"] = "unscored"
+    on_unknown: Literal["unscored", "failed"] = "unscored"
     max_state: Count = 10_000
     max_pairs: Count = 10_000
     template: str = "{observation}\nThat would lead to:\n{predicted}\nYour action:"
@@ -83,8 +83,10 @@ class Imagined(Rollout):
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raise ConfigError for a model or judge that can't be used."""
-        if self.model == COUNTED and self.place == "world" and not self.explore:
-            raise ConfigError("rollout.explore=0 leaves the table empty: explore some steps, or name a rollout.model")
+        if self.model == COUNTED and self.place == "world" and not self.exploration_steps:
+            raise ConfigError(
+                "rollout.exploration_steps=0 leaves the table empty: explore some steps, or name a rollout.model"
+            )
         for key in ("model", "judge"):
             if getattr(self, key) not in (COUNTED, ""):
                 user_function(getattr(self, key), f"rollout.{key}")
@@ -112,7 +114,7 @@ class Imagined(Rollout):
         play = super()._play(session)
         predict: Predict = self.table if self.model == COUNTED else user_function(self.model, "rollout.model")
         judge = user_function(self.judge, "rollout.judge") if self.judge else None
-        rules = Rules(judge, self.threshold, self.max_state, self.unknown)
+        rules = Rules(judge, self.threshold, self.max_state, self.on_unknown)
         learn = self.table if self.model == COUNTED and not self.is_held_out else None
         if self.place == "turn":
             Rehearsed(play.envs, predict, rules, self.template, learn).stand(play)
@@ -124,7 +126,7 @@ class Imagined(Rollout):
         return play
 
     def _explores(self, session: Session) -> bool:
-        return self.model == COUNTED and session.step <= self.explore
+        return self.model == COUNTED and session.step <= self.exploration_steps
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
         agreement = [math.nan] * len(rounds[0].episodes)

@@ -44,9 +44,9 @@ class PlanExecute(Plans):
 
     blueprints      M
     group_size      N
-    alternate       steps of a phase, macro first
-    trial           temperature at which plans are tried out; 0: greedily. A policy that remembers nothing goes round in
-                    circles when it is greedy, and then no plan succeeds: try the run's own
+    phase_steps     steps of a phase, macro first
+    trial_temperature  temperature at which plans are tried out; 0: greedily. A policy that remembers nothing goes round
+                    in circles when it is greedy, and then no plan succeeds: try the run's own
     plan_tokens     longest plan; 0: no plan, and every step is `independent`
     delimiter       a plan ends with the token that completes it; in an environment it stands between sub-goals
     plan_prompt     what the planner is asked, with {prompt}; "": the task's prompt, or first observation, itself
@@ -74,17 +74,17 @@ class PlanExecute(Plans):
 
     blueprints: Count = 8
     group_size: Count = 8
-    alternate: Count = 1
-    trial: Annotated[float, Ge(0)] = 0.0
+    phase_steps: Count = 1
+    trial_temperature: Annotated[float, Ge(0)] = 0.0
 
     def phase(self, step: int) -> str:
         """The phase, "macro" or "micro", of a step, counted from 1."""
-        return ("macro", "micro")[(step - 1) // self.alternate % 2]
+        return ("macro", "micro")[(step - 1) // self.phase_steps % 2]
 
     def trial_sampling(self, sampling: Sampling) -> Sampling:
         """Return the sampling of executions that try out a plan."""
-        if self.trial:
-            return dataclasses.replace(sampling, temperature=self.trial)
+        if self.trial_temperature:
+            return dataclasses.replace(sampling, temperature=self.trial_temperature)
         return dataclasses.replace(sampling, temperature=0.0, top_k=0, top_p=1.0)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:

@@ -64,10 +64,10 @@ class Proposer(RolloutPart):
 
     proposals  questions proposed for each task, a group by themselves
     template   the proposer's prompt, with {answer}, which the question has to have
-    valid      "sum", a sum or difference that has the answer; or FILE.py:NAME, a function of (text, answer) that
+    question_format  "sum", a sum or difference that has the answer; or FILE.py:NAME, a function of (text, answer) that
                returns the question in a text, or None
     reward_shape  of a valid question: see `proposer_reward`;   penalty  reward of a text without one
-    train      "both", or "proposer" or "solver" alone
+    trained_role  "both", or "proposer" or "solver" alone
 
     The rewards of a question's two sides sum to 1 ("linear"). Component "valid" is 1 for a valid question. A text
     without one gets no attempts: that proposal alone has `penalty`. A question that nobody could score is unscored.
@@ -78,10 +78,10 @@ class Proposer(RolloutPart):
     group_size: Count = 5
     proposals: Count = 2
     template: str = "{answer}"
-    valid: Any = "sum"
+    question_format: Any = "sum"
     reward_shape: Literal["linear", "parabola"] = "linear"
     penalty: float = 0.0
-    train: Literal["both", "proposer", "solver"] = "both"
+    trained_role: Literal["both", "proposer", "solver"] = "both"
 
     single_turn = True
     samples_prompts = False
@@ -98,7 +98,11 @@ class Proposer(RolloutPart):
             proposals += [_Proposal(proposal_task, i, stream(session, name, i, (0,))) for i in range(self.proposals)]
         texts = self._sample([p.task for p in proposals], [[p.key] for p in proposals], session)
         # 2. attempts at those that are valid
-        question_in = sum_with_answer if self.valid == "sum" else user_function(self.valid, "rollout.valid")
+        question_in = (
+            sum_with_answer
+            if self.question_format == "sum"
+            else user_function(self.question_format, "rollout.question_format")
+        )
         asking = []
         for proposal, (proposal.text,) in zip(proposals, texts, strict=True):
             question = question_in(session.decode(proposal.text.tokens), proposal.task.answer)
@@ -115,8 +119,10 @@ class Proposer(RolloutPart):
                 reward = proposer_reward(sum(x > 0 for x in rates) / len(rates), self.reward_shape)
             line = self._record(proposal.task, PROPOSER, proposal.text, proposal.key, "", session)
             lines.append(line | {"reward": reward, "rewards": {"valid": float(is_valid)}, "success": is_valid})
-        forests = [Forest.from_records(lines)] if self.train != SOLVER or solutions is None else []
-        return Forest.concat([*forests, *([solutions] if solutions is not None and self.train != PROPOSER else [])])
+        forests = [Forest.from_records(lines)] if self.trained_role != SOLVER or solutions is None else []
+        return Forest.concat(
+            [*forests, *([solutions] if solutions is not None and self.trained_role != PROPOSER else [])]
+        )
 
     def _attempts(self, asking: Sequence[_Proposal], session: Session) -> Forest | None:
         """Let the solver attempt these proposals' questions, note its scores there, and return the scored attempts."""

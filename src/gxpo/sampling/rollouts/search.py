@@ -310,20 +310,20 @@ class Search(Searching):
     An environment is taken back by snapshot, or by carrying out the actions again.
 
     chunks  most pieces of an answer: one has `sampling.max_new_tokens` / `chunks` tokens (rounded up), and is a segment
-    train   "attempts": whole ones, a group for a task; "siblings": the children of a node are a group, each a
+    group_unit  "attempts": whole ones, a group for a task; "siblings": the children of a node are a group, each a
             trajectory of its piece alone, under all that it was sampled under, with its q as outcome. Children that no
             end was backed up through have no q and are discarded; a child has a verdict if it is an end
     """
 
     chunks: Count = 8
-    train: Literal["attempts", "siblings"] = "attempts"
+    group_unit: Literal["attempts", "siblings"] = "attempts"
 
     provides = ("states", "forks", "segments")
 
     @property
     def by_node(self) -> bool:
         """True if the children of each node are a group."""
-        return self.train == "siblings"
+        return self.group_unit == "siblings"
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         if session.envs is None:
@@ -396,17 +396,18 @@ class SearchReplay(Remembers, Search):
     """`Search` with replay: a group without a success gets up to `replays` of the task's stored solutions.
 
     replays     most stored solutions that come in, the newest ones
-    hard        a group's successes are stored once they have been trained on, if they are at most this share of it
+    max_success_rate  a group's successes are stored once they have been trained on, if they are at most this share of
+                      it
     max_stored  most solutions stored of a task, the newest ones; `max_tasks`: see `ReplayBuffer`
 
     A replayed row has origin "replay" and the log-probs and policy version that it was sampled with, and is compared.
     Source: DeepSearch, arXiv 2509.25454: between rounds, solutions of tasks that up to a quarter of the attempts solve
-    are cached (`hard`), and later take the place of attempts at them, which are then sampled without a tree. Here the
-    search goes on, and they come in only where it fails.
+    are cached (`max_success_rate`), and later take the place of attempts at them, which are then sampled without a
+    tree. Here the search goes on, and they come in only where it fails.
     """
 
     replays: Count = 1
-    hard: Annotated[float, Interval(gt=0, le=1)] = 0.25
+    max_success_rate: Annotated[float, Interval(gt=0, le=1)] = 0.25
     max_stored: int = 8
     max_tasks: int = 10_000
     buffer: ReplayBuffer = field(init=False, repr=False, compare=False)
@@ -418,7 +419,7 @@ class SearchReplay(Remembers, Search):
         fresh = super().grow(tasks, session)
         is_right_R = fresh.success >= 1
         success_share_R = grouped.mean(is_right_R, fresh.ids("group", axis="R"), fresh.scored)
-        is_rare_success_R = is_right_R & (success_share_R <= self.hard)
+        is_rare_success_R = is_right_R & (success_share_R <= self.max_success_rate)
         if bool(is_rare_success_R.any()):
             self.buffer.hold(fresh.select(is_rare_success_R))
         # stored solutions come in only where the search found none

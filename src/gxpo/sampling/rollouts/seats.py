@@ -120,22 +120,23 @@ class Seats(RolloutPart):
     opponents  who plays the other seats: "self", the policy plays all of them; "past", the policy of an earlier step;
                "random" or "expert", players of the world
     seat       role that the policy has with opponents ("": drawn for each group)
-    every, history, draw_by  a snapshot of the policy every `every` steps; the newest `history` and the very first are
-               the opponents, drawn for each group: "age", each alike; "rating", in proportion to the score that their
-               Elo rating expects against the policy
+    every, history, opponent_draw  a snapshot of the policy every `every` steps; the newest `history` and the very first
+               are the opponents, drawn for each group: "age", each alike; "rating", in proportion to the score that
+               their Elo rating expects against the policy
     eval_opponent  the opponent in evaluations; "start" is the first snapshot. Of several the k-th attempt at a task
                meets the k-th, and evaluations have the wins against each (eval_win_NAME)
     policy     "shared": one policy in all seats; "per_role": each of `roles` trains an adapter of its own
-    frozen     roles that the policy plays without being trained
+    frozen_roles  roles that the policy plays without being trained
     models     role -> a checkpoint that plays it, untrained (see `Team`)
     compare    the group: a task's trajectories of one "role" ("walker" of walker_0 and walker_1), of one "agent", or
                all of one "episode"
     reward_scope  "own": each seat its own rewards; "team": the mean of all seats' sums, with the last action
     conflict_rule  where several claim the same, as one cell: "" the world's own rule; "priority" the most probable
                action keeps it, "first" the first agent, "random", "closest". An overridden action is not trained
-    observes   role or agent -> those whose actions it reads before its own, within one step of the world; "earlier":
-               each agent those before it; "partner": the one of these whose actions have mattered most to what it was
-               paid (`Partners`, of `share` of all pairs). observes_until   last step of the run with that (0: always)
+    observed_roles  role or agent -> those whose actions it reads before its own, within one step of the world;
+               "earlier": each agent those before it; "partner": the one of these whose actions have mattered most to
+               what it was paid (`Partners`, of `share` of all pairs). observes_until   last step of the run with that
+               (0: always)
 
     A trajectory's `info` has its "seat", "episode", "opponent" and the "result" that the world states (win, draw,
     invalid...), which metrics count apart (result_NAME). Held-out tasks give the trajectory of one seat each.
@@ -147,17 +148,17 @@ class Seats(RolloutPart):
     seat: str = ""
     every: Count = 10
     history: Count = 4
-    draw_by: Literal["age", "rating"] = "age"
+    opponent_draw: Literal["age", "rating"] = "age"
     eval_opponent: Against | list[Against] = "random"
     policy: Literal["shared", "per_role"] = "shared"
     roles: list[str] = field(default_factory=list)
-    frozen: list[str] = field(default_factory=list)
+    frozen_roles: list[str] = field(default_factory=list)
     models: dict[str, str] = field(default_factory=dict, hash=False)  # type: ignore[misc]  # of the base an attribute
     compare: Literal["role", "agent", "episode"] = "role"
     reward_scope: Literal["own", "team"] = "own"
     conflict_rule: Literal["", "priority", "first", "random", "closest"] = ""
-    observes: dict[str, list[str]] | Literal["earlier", "partner"] = field(default_factory=dict, hash=False)
-    observes_until: Limit = 0
+    observed_roles: dict[str, list[str]] | Literal["earlier", "partner"] = field(default_factory=dict, hash=False)
+    last_observed_step: Limit = 0
     share: Annotated[float, Interval(gt=0, le=1)] = 0.5
     pool: Opponents = field(init=False, repr=False, compare=False)
     partners: Partners = field(init=False, repr=False, compare=False, default_factory=Partners)
@@ -169,17 +170,17 @@ class Seats(RolloutPart):
     def __post_init__(self) -> None:
         if not self.eval_opponent:
             raise ConfigError("rollout.eval_opponent names nobody: name one of self, start, random, expert, or several")
-        if both := {*self.frozen} & {*self.models}:
-            raise ConfigError(f"rollout.models: {min(both)!r} is in rollout.frozen, too: name it in one")
+        if both := {*self.frozen_roles} & {*self.models}:
+            raise ConfigError(f"rollout.models: {min(both)!r} is in rollout.frozen_roles, too: name it in one")
         if self.policy == "per_role" and not self.roles:
             raise ConfigError("rollout.policy=per_role has an adapter for each role: name them in rollout.roles")
         if self.policy == "per_role" and self.opponents == PAST:
             raise ConfigError("rollout.opponents=past plays one policy's snapshots: set rollout.policy=shared")
-        if isinstance(self.observes, dict):
-            names = [*self.observes, *(x for names_seen in self.observes.values() for x in names_seen)]
+        if isinstance(self.observed_roles, dict):
+            names = [*self.observed_roles, *(x for names_seen in self.observed_roles.values() for x in names_seen)]
             for name in names:
                 self._levels(names, name)
-        object.__setattr__(self, "pool", Opponents(self.history, self.draw_by))
+        object.__setattr__(self, "pool", Opponents(self.history, self.opponent_draw))
 
     @property
     def policies(self) -> dict[str, str]:
@@ -191,7 +192,10 @@ class Seats(RolloutPart):
     def across_groups(self) -> bool:
         """True if opponents are earlier policies, which asynchronous training refuses."""
         return (
-            self.opponents == PAST or "start" in self.eval_opponent or self.observes == "partner" or bool(self.models)
+            self.opponents == PAST
+            or "start" in self.eval_opponent
+            or self.observed_roles == "partner"
+            or bool(self.models)
         )
 
     def evaluation(self, samples: int) -> Seats:
@@ -231,7 +235,7 @@ class Seats(RolloutPart):
             envs.finish([table.name for table in tables])
         if self.opponents == PAST and not self.is_held_out:
             self.pool.rate([(t.opponent, self._score(t)) for t in tables])
-        if self.observes == "partner" and not self.is_held_out:
+        if self.observed_roles == "partner" and not self.is_held_out:
             for table in tables:
                 self._note_payoffs(table, session)
         return Forest.from_records([record for table in tables for record in self._records(table, session)])
@@ -268,7 +272,7 @@ class Seats(RolloutPart):
         """Return who plays an agent of this table."""
         if role_of(agent) in self.models:
             return role_of(agent)
-        roles = sorted({role_of(a) for a in agents} - {*self.frozen, *self.models})
+        roles = sorted({role_of(a) for a in agents} - {*self.frozen_roles, *self.models})
         seat_role = roles[int(random_for(session, table.draw.name, "seat").random() * len(roles))] if roles else ""
         is_own = not table.opponent or role_of(agent) == (self.seat or seat_role)
         return POLICY if is_own else table.opponent
@@ -341,7 +345,7 @@ class Seats(RolloutPart):
             for (table, seat), completion in zip(speakers, self._sample(speakers, session), strict=True):
                 if completion is None:
                     continue
-                order, is_trained = orders[table.name], seat.player == POLICY and seat.role not in self.frozen
+                order, is_trained = orders[table.name], seat.player == POLICY and seat.role not in self.frozen_roles
                 order["actions"][seat.agent] = seat.act(completion, seat.role, is_trained=is_trained)
                 order["confidence"][seat.agent] = math.exp(sum(x for x in completion.logprobs if x == x))
         for table in tables:
@@ -385,26 +389,28 @@ class Seats(RolloutPart):
     # ------------------------------------------------------------ who sees whom
     def _visible(self, agent: str, names: Sequence[str]) -> list[str]:
         """Return those of the names whose actions the agent reads."""
-        if self.observes == "earlier":
+        if self.observed_roles == "earlier":
             return list(names)
-        if self.observes == "partner":
+        if self.observed_roles == "partner":
             return self.partners.of(agent, names, self.share)
-        assert isinstance(self.observes, dict)
-        visible_names = {*self.observes.get(agent, ()), *self.observes.get(role_of(agent), ())}
+        assert isinstance(self.observed_roles, dict)
+        visible_names = {*self.observed_roles.get(agent, ()), *self.observed_roles.get(role_of(agent), ())}
         return [name for name in names if {name, role_of(name)} & visible_names and name != agent]
 
     def _levels(self, names: Sequence[str], name: str, above: tuple[str, ...] = ()) -> int:
         """Depth of a name in the graph of who sees whom; ConfigError for a circle."""
         if name in above:
-            raise ConfigError(f"rollout.observes goes in a circle: {' sees '.join((*above, name))}; leave one out")
+            raise ConfigError(
+                f"rollout.observed_roles goes in a circle: {' sees '.join((*above, name))}; leave one out"
+            )
         parents = self._visible(name, names)
         return max((1 + self._levels(names, p, (*above, name)) for p in parents), default=0)
 
     def _rows(self, acting: Sequence[str], session: Session) -> list[list[str]]:
         """Group the agents that act by when they do: those that see nobody first."""
-        if not self.observes or 0 < self.observes_until < session.step:
+        if not self.observed_roles or 0 < self.last_observed_step < session.step:
             return [list(acting)]
-        if not isinstance(self.observes, dict):  # in order, one after another
+        if not isinstance(self.observed_roles, dict):  # in order, one after another
             return [[agent] for agent in acting]
         levels = {agent: self._levels(acting, agent) for agent in acting}
         return [[a for a in acting if levels[a] == k] for k in range(max(levels.values()) + 1)]
@@ -422,7 +428,7 @@ class Seats(RolloutPart):
 
     def _records(self, table: Table, session: Session) -> list[dict[str, Any]]:
         """Build the records of a table: of the seats that are trained; of a held-out one the policy's first."""
-        seats = [s for s in table.seats.values() if s.player == POLICY and s.role not in self.frozen]
+        seats = [s for s in table.seats.values() if s.player == POLICY and s.role not in self.frozen_roles]
         seats = seats[:1] if self.is_held_out else [s for s in seats if s.has_acted or s.agent == AGENT]
         totals = [seat.total for seat in table.seats.values() if seat.attempt.turns or seat.messages]
         team = math.fsum(totals) / len(totals) if self.reward_scope == "team" and totals else None

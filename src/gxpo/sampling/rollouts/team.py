@@ -364,8 +364,8 @@ class Teamwork(RolloutPart):
 
     graph: str | Graph
     policy: Literal["shared", "per_role"]
-    frozen: list[str]
-    resting: list[str]
+    frozen_roles: list[str]
+    paused_roles: list[str]
 
     provides = ("states",)
     single_turn = True
@@ -380,8 +380,8 @@ class Teamwork(RolloutPart):
             getattr(self, "traitor_prompt", "{prompt}"),
             getattr(self, "traitor", "prompted"),
         )
-        resting, others = tuple(self.resting), tuple(self.models)
-        return TeamPolicies(graph(self.graph), self.policy, tuple(self.frozen), resting, *traitors, others)
+        paused_roles, others = tuple(self.paused_roles), tuple(self.models)
+        return TeamPolicies(graph(self.graph), self.policy, tuple(self.frozen_roles), paused_roles, *traitors, others)
 
     @property
     def policies(self) -> dict[str, str]:
@@ -405,7 +405,14 @@ class Teamwork(RolloutPart):
 
     def evaluation(self, samples: int) -> Team:
         """Return the rollout for held-out tasks: the team, with one sample a turn."""
-        return Team(samples, self.graph, self.policy, self.frozen, resting=self.resting, models=dict(self.models))
+        return Team(
+            samples,
+            self.graph,
+            self.policy,
+            self.frozen_roles,
+            paused_roles=self.paused_roles,
+            models=dict(self.models),
+        )
 
 
 @part("team", stage="rollout")
@@ -415,8 +422,8 @@ class Team(Teamwork):
 
     graph       a team: "solver_verifier", "second_opinion", or FILE.py:NAME (see `gxpo.sampling.rollouts.graph`)
     policy      "shared": one policy speaks for all roles; "per_role": each role trains an adapter of its own
-    frozen      roles that stay the model the run starts from: their tokens are sampled and not trained
-    resting     roles that are not trained and keep the weights of their policy: in a later phase (`phases`) what they
+    frozen_roles  roles that stay the model the run starts from: their tokens are sampled and not trained
+    paused_roles  roles that are not trained and keep the weights of their policy: in a later phase (`phases`) what they
                 have learned, under "shared" those of the others
     models      role -> a checkpoint that plays it, untrained: a model directory, an id of the hub, or a run, with the
                 policy's tokenizer; prompts have the policy's chat template
@@ -444,8 +451,8 @@ class Team(Teamwork):
     group_size: Count = 8
     graph: str | Graph = "solver_verifier"
     policy: Literal["shared", "per_role"] = "shared"
-    frozen: list[str] = field(default_factory=list)
-    resting: list[str] = field(default_factory=list, kw_only=True)
+    frozen_roles: list[str] = field(default_factory=list)
+    paused_roles: list[str] = field(default_factory=list, kw_only=True)
     models: dict[str, str] = field(default_factory=dict, kw_only=True, hash=False)
     reward_scope: Literal["team", "role"] = field(default="team", kw_only=True)
     traitor_rate: Annotated[float, Interval(ge=0, le=1)] = field(default=0.0, kw_only=True)

@@ -33,7 +33,7 @@ def mix_scores(team: Tensor, local: Tensor, alpha: float = 1.0) -> Tensor:
 class TeamCells(Teamwork):
     """Groups of `group_size` candidates under one context, at every turn of a team's attempt.
 
-    graph, policy, frozen, resting   see `Team`
+    graph, policy, frozen_roles, paused_roles   see `Team`
     alpha                   weight of the team's reward beside the role's own
 
     A candidate is one trajectory of one turn: its prompt is all that it was sampled under, so nothing is trained twice,
@@ -54,8 +54,8 @@ class TeamCells(Teamwork):
     group_size: Count = 8
     graph: str | Graph = "solver_verifier"
     policy: Literal["shared", "per_role"] = "shared"
-    frozen: list[str] = field(default_factory=list)
-    resting: list[str] = field(default_factory=list, kw_only=True)
+    frozen_roles: list[str] = field(default_factory=list)
+    paused_roles: list[str] = field(default_factory=list, kw_only=True)
     alpha: float = 1.0
 
     @property

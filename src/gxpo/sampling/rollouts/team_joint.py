@@ -39,7 +39,8 @@ def marginal(reward: Tensor, combinations: Sequence[Sequence[int]], roles: int, 
 class TeamJoint(Teamwork):
     """`group_size` texts of each role of a team whose roles act at the same time, scored as joint answers.
 
-    graph, policy, frozen, resting   see `Team`; every role but the first has `at_once`, and nothing is sent back
+    graph, policy, frozen_roles, paused_roles   see `Team`; every role but the first has `at_once`, and nothing is sent
+                                                back
     joint   "cross": every text of a role with every one of the others, group_size^n answers; "aligned": the k-th
             texts of all roles, group_size answers
 
@@ -52,8 +53,8 @@ class TeamJoint(Teamwork):
     group_size: Count = 8
     graph: str | Graph = "halves"
     policy: Literal["shared", "per_role"] = "shared"
-    frozen: list[str] = field(default_factory=list)
-    resting: list[str] = field(default_factory=list, kw_only=True)
+    frozen_roles: list[str] = field(default_factory=list)
+    paused_roles: list[str] = field(default_factory=list, kw_only=True)
     joint: Literal["cross", "aligned"] = field(default="cross", kw_only=True)
 
     def __post_init__(self) -> None:

@@ -91,15 +91,15 @@ class TeamSearch(Searching, Teamwork):
 
     Attempts are scored by the team's answer, and recorded as in `Team`, each turn with its agent, policy and context.
 
-    graph, policy, frozen, resting   see `Team`; a frozen role has one child instead of `width`
+    graph, policy, frozen_roles, paused_roles   see `Team`; a frozen role has one child instead of `width`
 
     Held-out tasks are attempted by the team, without search. Source: MASPRM, arXiv 2510.24803.
     """
 
     graph: str | Graph = "solver_verifier"
     policy: Literal["shared", "per_role"] = "shared"
-    frozen: list[str] = field(default_factory=list)
-    resting: list[str] = field(default_factory=list, kw_only=True)
+    frozen_roles: list[str] = field(default_factory=list)
+    paused_roles: list[str] = field(default_factory=list, kw_only=True)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         return self.search(tasks, Calls(session, self.width, self.cast))

@@ -183,7 +183,8 @@ class Tree(Grow):
                   "surprisal": the tree's tokens of largest -log p, each of which is drawn anew; a token once, and
                   as many as there are
     delimiter     a step of an answer ends with the token that completes it
-    explore       probability that a branch begins at the prompt instead of at its point, which is then left for later
+    root_probability  probability that a branch begins at the prompt instead of at its point, which is then left for
+                      later
     keep          chains kept of each tree, drawn uniformly; 0: all. The others are discarded, tokens charged
     token_budget  a bound on the tokens generated for one prompt, 0: none. A branch is begun if it fits in what is left
                   even at its longest; once one does not, the prompt is done. Initial chains have to fit
@@ -193,9 +194,9 @@ class Tree(Grow):
     stream with k added to `path`: without rounds this is `independent` with `group_size` = `trees`.
 
     Source: Tree-GRPO, arXiv 2509.21240 ("step", M 2, N 2, L 1, 3 kept: all); TreeRL, arXiv 2506.11902 ("surprisal",
-    M 6, N 2, L 1, 2 branches); `explore`: ROSE, arXiv 2601.05053. `keep` drops chains before anything is computed from
-    them, where TreeRL's reference trains some and has values from all. The bounds and the order of expansions under
-    them (the first point of every tree, then the second) are ours.
+    M 6, N 2, L 1, 2 branches); `root_probability`: ROSE, arXiv 2601.05053. `keep` drops chains before anything is
+    computed from them, where TreeRL's reference trains some and has values from all. The bounds and the order of
+    expansions under them (the first point of every tree, then the second) are ours.
     """
 
     trees: Count = 2
@@ -204,7 +205,7 @@ class Tree(Grow):
     branches: Count = 1
     branch_at: Literal["step", "surprisal"] = "step"
     delimiter: Text = "\n"
-    explore: Annotated[float, Interval(ge=0, le=1)] = 0.0
+    root_probability: Annotated[float, Interval(ge=0, le=1)] = 0.0
     keep: Limit = 0
     token_budget: Limit = 0
     call_budget: Limit = 0
@@ -260,10 +261,10 @@ class Tree(Grow):
         else:
             candidates = [at for at in _by_surprise(chains, tree.play) if at not in used_points]
             next_points = iter(candidates)
-        # exploring has a stream of its own, so that the points do not depend on `explore`
+        # exploring has a stream of its own, so that the points do not depend on `root_probability`
         draws_to_explore = random_for(session, name, n, "explore", number)
         for _ in range(self.expansions if candidates else 0):
-            if self.explore and draws_to_explore.random() < self.explore:
+            if self.root_probability and draws_to_explore.random() < self.root_probability:
                 yield Point(chains[0], 0)
             else:
                 # a token that was not branched at stays unused, and may come in a later round

@@ -139,7 +139,7 @@ def point_distance(
     size: Size = None,
     typed: bool = False,
 ) -> float:
-    """Distance score of a point: 1 - distance / max_distance, at least 0, from the reference, a point or a box (1 inside).
+    """Distance score of a point: max(0, 1 - distance / max_distance), from the reference, a point or a box (1 inside).
 
     Linear, as then one pixel nearer is worth as much anywhere within `max_distance`; an exponential pays next to
     nothing for the way from far to near, which is where a policy begins.
