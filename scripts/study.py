@@ -94,7 +94,11 @@ def run(
     )
     until, left = time.monotonic() + 3600 * hours, len(todo)
     runner = Local(workers)
-    jobs = [Job(folder / digest(keys) / f"seed-{seed}", keys, keep=False) for keys, seed in todo]
+    # the doctor reads the rollouts of a run that records some, before its directory goes
+    jobs = [
+        Job(folder / digest(keys) / f"seed-{seed}", keys, keep=bool(keys["trainer.rollouts_every"]))
+        for keys, seed in todo
+    ]
     start = time.monotonic()
     try:
         for job, trouble in runner(jobs):

@@ -84,3 +84,28 @@ def test_rows_of_the_store_can_be_read_and_are_there_once(study):
     lines = gzip.decompress(archive.read_bytes()).decode().splitlines()
     assert len(lines) > 1000
     assert len(study.read_store(study.STORE)) == len(lines)
+
+
+def test_recorded_rollouts_stay_until_the_doctor_has_read_them(study, listed, tmp_path, monkeypatch):
+    jobs = []
+
+    class Runner:
+        def __init__(self, workers):
+            pass
+
+        def __call__(self, new_jobs):
+            jobs.extend(new_jobs)
+            return iter(())
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(study, "Local", Runner)
+    listed["settings"]["b"]["keys"]["trainer.rollouts_every"] = 5
+    study.run([listed], hours=0, workers=1, folder=tmp_path / "runs", store=tmp_path / "store.jsonl", only=["one"])
+    assert {(job.keys["method"], job.keys["trainer.rollouts_every"]): job.keep for job in jobs} == {
+        ("grpo", 0): False,
+        ("rloo", 0): False,
+        ("grpo", 5): True,
+        ("opo", 5): True,
+    }
