@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from gxpo.adapters.convert import convert_trl
+from gxpo.base.errors import ConfigError
 
 SCRIPT = """
 import argparse
@@ -81,3 +84,52 @@ def test_a_command_line_is_longer_than_names_of_files_can_be() -> None:
     datasets = " ".join(f"d{i}" for i in range(1500))
     line = f"swift rlhf --rlhf_type grpo --model some/model --reward_funcs accuracy --dataset {datasets}"
     assert convert_trl(line).keys["model"] == "some/model"
+
+
+def project(launch):
+    """A project whose script is below src/r1, and a launch beside it."""
+    script = Path("project/src/r1/open/train.py")
+    script.parent.mkdir(parents=True)
+    script.write_text(SCRIPT)
+    Path("project/scripts").mkdir()
+    Path("project/scripts/run.sh").write_text(launch)
+    return convert_trl("project/scripts/run.sh")
+
+
+@pytest.mark.parametrize(
+    ("directory", "is_certain"),
+    [
+        ("cd src/r1\n", True),
+        ("cd src && cd r1 || exit 1\n", True),
+        ("cd /home/someone/project/src/r1\n", False),
+        ('cd "${PROJECT_HOME}/src/r1"\n', False),
+        ('ROOT=$(cd "$(dirname "$0")/.." && pwd)\ncd "$ROOT/src/r1"\n', False),
+    ],
+)
+def test_a_launch_is_followed_to_its_directory(here, directory, is_certain):
+    actual = project(f"{directory}torchrun --nproc_per_node=4 open/train.py --model org/base\n")
+    assert (actual.keys["model"], actual.keys["optim.lr"]) == ("org/base", 1e-5)
+    notes = [message for _, message in actual.notes if "is taken, for its directory" in message]
+    assert bool(notes) is not is_certain
+
+
+def test_a_directory_is_left_with_its_subshell(here):
+    with pytest.raises(ConfigError, match=r"open/train\.py: no such file"):
+        project("(cd src/r1 && echo there)\npython open/train.py --model org/base\n")
+
+
+def test_what_is_none_stays_known_where_branches_agree(here):
+    """open-r1's end: a checkpoint is resumed or not, and the trainer's adapter is None in both branches."""
+    Path("train.py").write_text(
+        "from trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, TrlParser, get_peft_config\n"
+        "_, training_args, model_args = TrlParser((ScriptArguments, GRPOConfig, ModelConfig)).parse_args_and_config()\n"
+        "trainer = GRPOTrainer(model_args.model_name_or_path, [len], training_args,\n"
+        "                      peft_config=get_peft_config(model_args))\n"
+        "if training_args.resume_from_checkpoint is not None:\n"
+        "    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)\n"
+        "else:\n"
+        "    trainer.train()\n"
+    )
+    Path("run.sh").write_text("torchrun --nproc_per_node=4 train.py --model_name_or_path org/base --max_steps 4\n")
+    actual = convert_trl("run.sh")
+    assert not [key for key in (*actual.keys, *actual.open) if key.startswith("learner.lora")]

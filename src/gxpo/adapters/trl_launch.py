@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from gxpo.adapters import convert_script
 from gxpo.adapters.convert_script import SourceSettings, Value
 from gxpo.adapters.script.parsers import literal, options_of
 from gxpo.adapters.script.values import Unknown
+from gxpo.adapters.shell.files import find_file
 from gxpo.adapters.shell.script import Script
+from gxpo.adapters.shell.values import Call, to_text
 from gxpo.adapters.shell.values import Unknown as UnknownText
 from gxpo.adapters.trl_config import DEFAULTS
 from gxpo.base import yamltext
@@ -116,7 +119,8 @@ def read(path: Path, processes: int) -> tuple[SourceSettings, Path, int]:
     if call.why:
         more.append((call.where, f"whether it is started is not known: {call.why}"))
     more += script.notes
-    source, file, count = of_words([_word(w, call.where) for w in call.words], path.parent, call.where)
+    find = functools.partial(_find_started, path, call, more)
+    source, file, count = of_words([_word(w, call.where) for w in call.words], call.where, find)
     source.open = [*more, *source.open]
     # the number of processes is that of the launch, unless the command line of gxpo says another
     environment = re.search(r"^\s*NPROC_PER_NODE=(\d+)", path.read_text(encoding="utf-8"), re.M)
@@ -138,7 +142,7 @@ def of_line(text: str) -> tuple[SourceSettings, Path, int]:
         raise ConfigError(
             f"{text[:60]}: give a file, or a command line of `trl grpo`, `accelerate launch` or `swift rlhf`"
         )
-    source, file, count = of_words(words, Path(), "the command line")
+    source, file, count = of_words(words, "the command line", Path)
     return source, file or Path("it"), count or 1
 
 
@@ -160,8 +164,19 @@ def _program(words: Sequence[Any]) -> str:
     return "script" if name in LAUNCHERS and any(t.endswith(".py") for t in texts) else ""
 
 
-def of_words(words: Sequence[Any], folder: Path, where: str) -> tuple[SourceSettings, Path | None, int]:
-    """Return the settings of a launch, the script that it starts, and its processes (0: not said)."""
+def _find_started(script: Path, call: Call, notes: list[tuple[str, str]], name: str) -> Path:
+    """Find a file that a launch in a script names; one below a directory that is not certain is noted."""
+    path = find_file(script, name, (".py", ".yaml", ".yml"), call.directory)
+    if path is not None and (isinstance(call.directory, UnknownText) or call.directory.startswith("/")):
+        notes.append((call.where, f"{name}: {path} is taken, for its directory {to_text(call.directory)} is not here"))
+    return path or script.parent / name
+
+
+def of_words(words: Sequence[Any], where: str, find: Callable[[str], Path]) -> tuple[SourceSettings, Path | None, int]:
+    """Return the settings of a launch, the script that it starts, and its processes (0: not said).
+
+    find  gives the path of a file by its name in the launch
+    """
     program = _program(words)
     texts = [w if isinstance(w, str) else "" for w in words]
     start = next((i for i, t in enumerate(texts) if t.endswith(".py") or t in ("grpo", "rloo", "rlhf")
@@ -172,7 +187,7 @@ def of_words(words: Sequence[Any], folder: Path, where: str) -> tuple[SourceSett
     ]
     count = int(counts[0]) if counts and isinstance(counts[0], str) and counts[0].isdigit() else 0
     if program == "script":
-        file = folder / texts[start]
+        file = find(texts[start])
         if not file.is_file():
             raise ConfigError(f"{texts[start]}: no such file, started in {where}: convert it where it lies")
         return convert_script.read(file, after), file, count
@@ -185,7 +200,7 @@ def of_words(words: Sequence[Any], folder: Path, where: str) -> tuple[SourceSett
         raise ConfigError(f"{where}: {UNREAD_LAUNCHERS['megatron']}")
     fields: dict[str, Value] = {}
     if isinstance(config := options.pop("config", None), str):
-        file = folder / config
+        file = find(config)
         if not file.is_file():
             raise ConfigError(f"{config}: no such file, named in {where}")
         fields = {k: Value(v.value, f"{v.where} of {file.name}") for k, v in _leaves(file).items()}

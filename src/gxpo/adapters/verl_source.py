@@ -12,7 +12,8 @@ from typing import Any
 
 from ruamel.yaml.error import YAMLError
 
-from gxpo.adapters.shell.script import Script, text_of
+from gxpo.adapters.shell.files import text_of
+from gxpo.adapters.shell.script import Script
 from gxpo.adapters.shell.values import CALLER, Call, Text, Unknown, to_text
 from gxpo.adapters.verl_keys import BASE_CONFIGS, CONFIGS, DEFAULTS, GROUPS, PROGRAM_BY_KEY, PROGRAMS, ROOTS
 from gxpo.base import yamltext

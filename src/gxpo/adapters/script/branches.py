@@ -8,6 +8,8 @@ from typing import Any
 
 from gxpo.adapters.script.values import ABSENT, Noted, Thing, Unknown, with_notes
 
+NO_JOIN = object()
+
 
 def containers(value: Any, objects: dict[int, Any] | None = None) -> dict[int, Any]:
     """Return all objects, lists and mappings that a value holds, by identity."""
@@ -109,14 +111,14 @@ class Join:
         is_fixed = isinstance(first, Thing) and first.kind == "dataset"
         if all(type(v) is type(first) for v in versions) and (is_fixed or not any(o is not None for o in originals)):
             join = self._alike(versions, ids)
-            if join is not None:
+            if join is not NO_JOIN:
                 return join
         if self.preferred is not None and complete:
             return with_notes(self._restored(versions[self.preferred[0]]), self.preferred[1])
         return next((v for v in versions if isinstance(v, Unknown)), self.reason)
 
     def _alike(self, versions: Sequence[Any], ids: tuple[int, ...]) -> Any:
-        """Return the join of values of one type that were made in the branches; None if there is none."""
+        """Return the join of values of one type that were made in the branches, which may be None; or `NO_JOIN`."""
         first = versions[0]
         if isinstance(first, Thing) and all((v.kind, v.name) == (first.kind, first.name) for v in versions):
             thing = Thing(first.kind, first.name, first.where, of=self.value([v.of for v in versions]))
@@ -134,11 +136,13 @@ class Join:
         if isinstance(first, Noted):
             if all(v.value == first.value for v in versions):
                 return with_notes(first.value, [n for v in versions for n in v.notes])
-            return None
+            return NO_JOIN
+        if isinstance(first, (Thing, list, tuple)):
+            return NO_JOIN
         try:
-            return first if all(v == first for v in versions) and not isinstance(first, (Thing, list, tuple)) else None
+            return first if all(v == first for v in versions) else NO_JOIN
         except RecursionError:
-            return None
+            return NO_JOIN
 
     def _restored(self, value: Any) -> Any:
         """Return a value of one branch, with the objects before the branches in place of their copies."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gxpo.adapters.shell.files import find_file, text_of
 from gxpo.adapters.shell.syntax import Command, Token, parse, tokens_of
 from gxpo.adapters.shell.values import Call, State, Text, Unknown, Value, joined_text, merged, merged_calls, to_text
 from gxpo.adapters.shell.words import Words
@@ -17,6 +18,7 @@ from gxpo.base.errors import ConfigError
 MOST_COMMANDS = 5_000  # that are read before a script counts as one without end
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=(.*)\Z", re.DOTALL | re.ASCII)
 _DECLARATIONS = ("export", "declare", "typeset", "local", "readonly")
+SCRIPTS = (".sh", ".bash", ".env")
 _SUCCEED = ("echo", "printf", "true", ":", "set", "export", "shopt", "trap", "ulimit")
 
 
@@ -171,6 +173,8 @@ class Script(Words):
             first.functions |= other.functions
             first.exported |= other.exported
             first.arguments = first.arguments if first.arguments == other.arguments else None
+            if first.directory != other.directory:
+                first.directory = Unknown("the directory", why)
             if first.flow != other.flow or other.hazy:
                 first.flow, first.hazy = "", first.hazy or other.hazy or why
         new_calls = [result.calls[before:] for result in results]
@@ -299,14 +303,14 @@ class Script(Words):
                 if re.fullmatch(r"-\w*c", option) and len(words) > i + 2 and isinstance(text := words[i + 2], str):
                     return self._inner(text, s, line, words[i + 4 :], assignments, self.file)
                 if option.endswith((".sh", ".bash")):
-                    if path := self._find_script(option):
+                    if path := find_file(self.path, option, SCRIPTS, s.directory):
                         return self._inner(text_of(path), s, 1, words[i + 2 :], assignments, f"{path.name} ")
                     self.notes.append(
                         (self.where(line), f"{option}: not beside the script, so what it runs is not known")
                     )
                     return None
         if self.is_call(words):
-            s.calls.append(Call(self.where(line), tuple(words), s.hazy))
+            s.calls.append(Call(self.where(line), tuple(words), s.hazy, s.directory))
             return None
         return True if name in _SUCCEED else None
 
@@ -348,21 +352,12 @@ class Script(Words):
         return status
 
     def _source(self, words: list[Text], s: State, line: int) -> bool | None:
-        path = self._find_script(words[0]) if words else None
+        path = find_file(self.path, words[0], SCRIPTS, s.directory) if words else None
         if path is None:
             name = to_text(words[0] if words else "")
             self.notes.append((self.where(line), f"source {name}: not beside the script, so what it sets is not known"))
             return None
         return self._nested(text_of(path), s, 1, f"{path.name} ")
-
-    def _find_script(self, name: Text) -> Path | None:
-        """Find a script by its name, or by the certain end of it, from this script's folder or one above."""
-        text = name if isinstance(name, str) else name.end.lstrip("/")
-        folders = [Path(), self.path.parent, *list(self.path.resolve().parents)[:6]]
-        candidates = (folder / text for folder in folders)
-        return next(
-            (path for path in candidates if text and path.suffix in (".sh", ".bash", ".env") and path.is_file()), None
-        )
 
     # ------------------------------------------------------------ builtins
     def _do_exit(self, words: list[Text], s: State, line: int) -> None:
@@ -377,6 +372,13 @@ class Script(Words):
 
     def _do_continue(self, words: list[Text], s: State, line: int) -> None:
         s.flow = "continue"
+
+    def _do_cd(self, words: list[Text], s: State, line: int) -> bool:
+        names = [word for word in words if isinstance(word, Unknown) or not word.startswith("-")]
+        s.go_to(names[0] if names else Unknown("cd", f"{self.where(line)}: a directory that the script has not named"))
+        return True
+
+    _do_pushd = _do_popd = _do_cd
 
     def _do_false(self, words: list[Text], s: State, line: int) -> bool:
         return False
@@ -418,7 +420,7 @@ class Script(Words):
             return self._nested(" ".join(map(str, words)), s, line, self.file)
         self.notes.append((self.where(line), f"eval {to_text(words[0])[:80]}: what it sets is not known"))
         if self.is_call(words):
-            s.calls.append(Call(self.where(line), tuple(words), s.hazy))
+            s.calls.append(Call(self.where(line), tuple(words), s.hazy, s.directory))
         return None
 
     # ------------------------------------------------------------ variables
@@ -487,14 +489,3 @@ def _names_in(command: Command | None) -> list[str]:
 def _flat(parts: Iterable[Any]) -> list[Any]:
     nested = [x.parts if isinstance(x, Command) else x if isinstance(x, tuple) else [x] for x in parts]
     return [y for x in nested for y in (_flat(x) if any(isinstance(z, (Command, tuple)) for z in x) else x)]
-
-
-def text_of(path: Path) -> str:
-    """Read a script. ConfigError if it is no text in UTF-8."""
-    try:
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise ConfigError(f"line {line} of {path.name} is not UTF-8: save the script as UTF-8") from None
-    except OSError as error:
-        raise ConfigError(f"{path.name}: {error.strerror}") from None

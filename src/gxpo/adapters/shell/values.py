@@ -97,11 +97,15 @@ def possible(word: Text, why: str) -> Unknown:
 
 @dataclass(frozen=True)
 class Call:
-    """A command that a script would run; `why` says on what that depends, "" if it surely would."""
+    """A command that a script would run; `why` says on what that depends, "" if it surely would.
+
+    directory  where it runs: "" the caller's
+    """
 
     where: str
     words: tuple[Text, ...]
     why: str = ""
+    directory: Text = ""
 
 
 @dataclass
@@ -111,6 +115,7 @@ class State:
     arguments  None if they are the caller's
     flow       what ends the commands: break, continue, return, exit, or fail, an exit that is an error
     is_strict  whether an unset variable is an error, as after `set -u`
+    directory  where the script has gone by `cd`: "" is its caller's directory
     """
 
     variables: dict[str, Value]
@@ -122,6 +127,12 @@ class State:
     flow: str = ""
     is_strict: bool = False
     hazy: str = ""  # why it is not known whether the next commands run
+    directory: Text = ""
+
+    def go_to(self, directory: Text) -> None:
+        """Follow `cd`."""
+        is_relative = isinstance(directory, Unknown) or not directory.startswith("/")
+        self.directory = joined_text([self.directory, "/", directory]) if self.directory and is_relative else directory
 
     def copy(self) -> State:
         return replace(self, variables=dict(self.variables), exported=set(self.exported), local=dict(self.local),
@@ -138,8 +149,10 @@ def merged_calls(calls: Sequence[Sequence[Call]], why: str) -> list[Call]:
     if len({len(branch_calls) for branch_calls in calls}) == 1:
         merged_branch = list(calls[0])
         for other in calls[1:]:
-            merged_branch = [a if a == b else Call(a.where, tuple(merged_words(a.words, b.words, why)), a.why or b.why)
-                   for a, b in zip(merged_branch, other, strict=True)]  # fmt: skip
+            merged_branch = [
+                a if a == b else replace(a, words=tuple(merged_words(a.words, b.words, why)), why=a.why or b.why)
+                for a, b in zip(merged_branch, other, strict=True)
+            ]
         return merged_branch
     return [replace(call, why=call.why or why) for branch_calls in calls for call in branch_calls]
 
