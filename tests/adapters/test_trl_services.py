@@ -20,15 +20,18 @@ def borrowed(name):
 
 
 READS_MORE = [
-    "aspo", "bupo", "capo_curvature", "capo_genprm", "copo", "dra_grpo", "grpo_s", "grpo_vps", "hicra", "hrm", "igpo",
-    "lc_r1", "mnpo", "oprl", "papo", "poise", "progrpo", "prorag", "rover", "sdpo_self", "seed_grpo", "spae",
-    "srpo_routing", "tw_grpo", "verl_rank", "vppo",
+    "aspo", "bupo", "capo_curvature", "capo_genprm", "copo", "dra_grpo", "grpo_s", "grpo_vps", "hi_grpo", "hicra",
+    "hrm", "igpo", "lc_r1", "mnpo", "oprl", "papo", "poise", "progrpo", "prorag", "rover", "sdpo_self", "seed_grpo", "spae",
+    "srpo_routing", "tw_grpo", "verl_rank", "vppo", "vsrm",
 ]  # fmt: skip
 
 
 @pytest.mark.thorough
 def test_methods_that_borrow_services_are_those_listed():
-    assert [name for name in METHODS if borrowed(name)] == READS_MORE
+    grow_rollouts = {"pav", "var_grpo", "vineppo"}  # beyond what the stand-in samples: test_trl_growth.py
+    need_items = {"rank_grpo"}  # answers that are lists: in others nothing is compared, and the gradient is 0
+    others = grow_rollouts | need_items
+    assert [name for name in METHODS if name not in others and borrowed(name)] == READS_MORE
 
 
 @pytest.mark.parametrize("micro", [pytest.param(16, marks=pytest.mark.thorough), 8])
