@@ -21,8 +21,8 @@ def borrowed(name):
 
 READS_MORE = [
     "aspo", "bupo", "capo_curvature", "capo_genprm", "copo", "dra_grpo", "grpo_s", "grpo_vps", "hi_grpo", "hicra",
-    "hrm", "igpo", "lc_r1", "mnpo", "oprl", "papo", "poise", "progrpo", "prorag", "rover", "sdpo_self", "seed_grpo", "spae",
-    "srpo_routing", "tw_grpo", "verl_rank", "vppo", "vsrm",
+    "hrm", "igpo", "lc_r1", "mnpo", "oprl", "papo", "poise", "progrpo", "prorag", "rover", "sdpo_self", "seed_grpo",
+    "spae", "srpo_routing", "tw_grpo", "verl_rank", "vppo", "vsrm",
 ]  # fmt: skip
 
 
