@@ -231,3 +231,13 @@ def test_a_reward_function_is_called_by_its_name():
     path = "custom_reward_function.path=score.py"
     assert "its compute_score becomes" in reasons(path)["reward"]
     assert "its grade becomes" in reasons(path, "custom_reward_function.name=grade")["reward"]
+
+
+def test_minibatches_of_no_prompt_leave_the_key_open():
+    mini = "actor_rollout_ref.actor.ppo_mini_batch_size=0"
+    assert reasons("data.train_batch_size=8", mini)["update.minibatches"] == f"{mini} is no value of it"
+
+
+def test_a_configurations_name_is_no_file_of_the_callers():
+    reason_by_key = converted("--config-name", "own.yaml", "data.train_batch_size=8").open
+    assert reason_by_key["tasks.per_step"].endswith("; data.train_batch_size=8")

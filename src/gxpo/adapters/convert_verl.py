@@ -67,7 +67,7 @@ class _Conversion:
             statements = [self._statement(k) for k in given_keys if k not in str(error)]
             self.keys[key], self.origins[key] = yamltext.OPEN, "; ".join([str(error), *statements])
             return None
-        except (TypeError, ValueError, OverflowError):
+        except (TypeError, ValueError, ArithmeticError):
             texts = ", ".join(f"{k}={self.overrides[k][0]}" for k in given_keys)
             self.leave_open(key, f"{texts} is no value of it" if texts else f"{theirs[0]} is not set", *given_keys)
             return None

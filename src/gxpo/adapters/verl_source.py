@@ -114,6 +114,8 @@ class Source:
 def read_source(source: Sequence[str]) -> Source:
     """Read a launch: `[NAME=VALUE ...] SCRIPT [ARGUMENT ...]`, a YAML file and overrides, or overrides alone."""
     files = [i for i, word in enumerate(source) if re.fullmatch(r"[^=\s]+\.(sh|bash|ya?ml)", word)]
+    # what follows --config-name is a value of Hydra's, and no file of the caller's
+    files = [i for i in files if i == 0 or not _CONFIG.match(source[i - 1])]
     if not files:
         return _of_words([(word, "") for word in _split(source)], Path())
     path = Path(source[files[0]])
