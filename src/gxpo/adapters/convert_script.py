@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,7 +82,10 @@ def read(path: Path, words: Sequence[Any] | None = None) -> SourceSettings:
         return _Reader(tree, [where for where, _ in lines], path, words).source
     except SyntaxError as error:
         where = lines[error.lineno - 1][0] if error.lineno and error.lineno <= len(lines) else "somewhere"
-        raise ConfigError(f"{path}: {where}: not Python: {error.msg}") from None
+        # which quotes may stand within those of an f-string
+        is_newer = "f-string" in str(error.msg) and sys.version_info < (3, 12)
+        newer = "; newer than Python 3.11? Then convert it with Python 3.12" if is_newer else ""
+        raise ConfigError(f"{path}: {where}: not Python: {error.msg}{newer}") from None
     except (RecursionError, MemoryError):
         raise ConfigError(f"{path}: expressions are nested too deeply to read") from None
     except ValueError as error:
