@@ -14,10 +14,14 @@ import gxpo
 from gxpo.algorithms.signals import Signals
 from gxpo.forest.forest import Forest
 
-ON_BATTERY = {  # components of the battery in the place of those that a method's own rewards make
+ON_BATTERY = {  # components, groups and origins of the battery in the place of those that a method's own rollout makes
     "arspo": {"weight.progress.kinds": ["correct", "format"]},
     "hdpo": {"credit.weights": {"*": 1.0, "format": 0.15}, "credit.conditions": {"format": "success"}},
     "primal_dual_marl": {"credit.cost": "format", "credit.cost_limit": 0.1},
+    "collab_ui": {"credit.group_by": ["group"]},
+    "mm_grpo": {"credit.group_by": ["group"]},
+    "mbrcsl": {"credit.origin": "policy"},
+    "dpa": {"credit.quantile": 0.5},  # its highest eighth is nobody in groups of two and three
 }
 
 

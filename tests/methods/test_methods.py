@@ -36,7 +36,7 @@ EQUAL_GROUPS_LEARN = {
     "alphamath", "masprm",  # a head is trained; what is right is imitated
     "polychromic",  # attempts that say the same beside others that do not
     "ngrpo", "erpo", "psr_nsr", "asymre",  # built to push: a virtual member, no baseline, a shifted one
-    "ospo",  # steps of one turn: some attempts end there and are paid
+    "ospo", "mm_grpo",  # steps of one turn: some attempts end there and are paid
     "progrpo",  # groups in which all are right, by how sure the policy was
     "oprl",  # steps that its own reward model tells apart
     "copo", "dra_grpo",  # groups of the step against each other; shares of a reward
@@ -44,7 +44,7 @@ EQUAL_GROUPS_LEARN = {
     "papo", "epo", "grpo_d", "fg_expo",  # a term on every token, whatever it earned
     "mdpo",  # several updates: a pull back to the old policy
     "gtpo",  # an entropy cost on every answer
-    "vineppo", "spo_segment", "vsrm", "pav",  # values of states, measured beside the group
+    "vineppo", "var_grpo", "spo_segment", "vsrm", "pav",  # values of states, measured beside the group
     "lc_r1",  # a thought that ends in time, whatever was won
     "trpa",  # groups of one level are set against score 0
     "kto",  # single answers
@@ -236,7 +236,8 @@ def test_the_gradient_is_the_same_however_the_step_is_cut(name, learner):
     for way, (cuts, two_pass) in ways.items():
         difference = float((gradient(cuts, two_pass) - full_gradient).norm() / full_gradient.norm())
         # a root of the KL has the direction of the log-ratios as its gradient: of 5e-5 rounding leaves eleven digits
-        limit = 1e-10 if name == "dpo_decentralised" else 1e-12
+        # of two softmaxes that nearly cancel twelve
+        limit = {"dpo_decentralised": 1e-10, "dmpo_dlm": 1e-11}.get(name, 1e-12)
         assert difference <= limit, f"{name}, {way}: {difference:.2e}"
 
 

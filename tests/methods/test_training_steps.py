@@ -136,6 +136,12 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
         "rollout.score": VOWELS,
     },
     "refuel": LAKE,
+    "sdpo_segment": {  # a world in which chance succeeds at times
+        "task": f"{Path(__file__).parents[1] / 'sampling' / 'rollouts' / 'countdown_env.py'}:Steps",
+        "tasks.options": {"good": "02468", "start": 1},
+        "env.max_turns": 3,
+        "rollout.group_size": 4,
+    },
     **{name: {"learner.lora_rank": 4} for name in ("aapo", "pvpo")},  # the reference is the model without adapters
     **{name: {"model": "flow", "task": "points", "sampling.max_new_tokens": 9} for name in FLOWS},
 }

@@ -158,7 +158,7 @@ def _words(answer: str) -> dict[str, str]:
         out |= {"upper case": answer.upper(), "lower case": answer.lower()}
     if re.fullmatch(r"[A-Za-z][A-Za-z ]*", answer):
         out["text"] = f"\\text{{{answer}}}"
-    if re.fullmatch(r"[(\[].*,.*[)\]]", answer):
+    if re.fullmatch(r"[(\[][^,]*,.*[)\]]", answer):
         out["left right"] = f"\\left{answer[:-1]}\\right{answer[-1]}"
         out["blanks after commas"] = re.sub(r",\s*", ", ", answer)
         out["no blanks"] = re.sub(r"\s+", "", answer)

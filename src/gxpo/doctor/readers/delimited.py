@@ -13,16 +13,18 @@ from gxpo.doctor.readers.table import NUMBER, Table, number
 
 _RULE = re.compile(r"[\s|:+\u2500-\u257f=-]+$")
 _BARS = str.maketrans("\u2502\u2503\u2551\uff5c", "||||")  # of boxes
-_REMARK = re.compile(r"\s*[(\uff08\[][^()\uff08\uff09\[\]]*[)\uff09\]]")
+_REMARK = re.compile(r"\s{0,40}[(\uff08\[][^()\uff08\uff09\[\]]*[)\uff09\]]")
 _EDGE = re.compile(r"^[^\w.+-]+|[^\w.%]+$")  # emphasis, signs that stand for "about", pictures
-_SPAN = re.compile(r"(?P<low>.*?\d[\d.]*%?\+?)\s*(?P<sign>->|-|\u2013|\u2014|\u2192|=>|to|~)\s*(?P<high>[+-]?\d.*)$")
+_SPAN = re.compile(
+    r"(?P<low>.{0,80}?\d[\d.]{0,40}%?\+?)\s{0,40}(?P<sign>->|-|\u2013|\u2014|\u2192|=>|to|~)\s*(?P<high>[+-]?\d.*)$"
+)
 _CHANGES = ("\u2192", "->", "=>")
 _UNITS = re.compile(r"(?<=\d)\s*(?:s|ms|sec|nats?|tok|tokens?|chars?|x)$")
 _THOUSAND = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
 # Heads of columns of steps.
 _STAGE = re.compile(r"checkpoint|ckpt|stage|phase|window|steps?[ _]range|calls|\u9636\u6bb5", re.I)
 _OPEN = re.compile(r"(\d+)\s*[-\u2013\u2014~]\s*(?:end|last|\u672b|\u7ec8|\u6700\u540e|\ub05d)?$", re.I)  # "600-end"
-_PAIR = re.compile(rf"[-*`\s]*([\w./@-]+)`?\s*[:=]\s*`?({NUMBER})`?,?")
+_PAIR = re.compile(rf"[-*`\s]{{0,40}}([\w./@-]{{1,200}})`?\s{{0,40}}[:=]\s{{0,40}}`?({NUMBER})`?,?")
 _ASIAN = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef]+")  # words beside a figure
 _STEP_CELL = re.compile(r"(?i)(?:(?:global[ _]?)?steps?|iter(?:ation)?|ckpt|checkpoint|s|@)?[-_\s]*#?(\d+)(?:/\d+)?$")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")

@@ -36,7 +36,7 @@ Experiences so far:
 
 Say in one short sentence what to do in tasks like this. Answer in one line: ADD: sentence, or MODIFY G0: sentence.
 """
-_OPERATION = re.compile(r"(?im)^\W*(add|modify|merge|delete)\s*((?:[GC]\d+[ ,]*)*):?[ \t]*(.*)$")
+_OPERATION = re.compile(r"(?im)^[^\w\n]*(add|modify|merge|delete)\s*((?:[GC]\d+[ ,]*)*):?[ \t]*(.*)$")
 
 
 class Contrast(NamedTuple):

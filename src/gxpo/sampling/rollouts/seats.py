@@ -34,7 +34,7 @@ def role_of(agent: str) -> str:
     >>> role_of("walker_12"), role_of("X")
     ('walker', 'X')
     """
-    return re.sub(r"_?\d+$", "", agent) or agent
+    return re.sub(r"_?\d{1,9}$", "", agent) or agent
 
 
 @dataclass(eq=False)

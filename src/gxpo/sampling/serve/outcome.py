@@ -17,7 +17,7 @@ COMPONENT = "agent"  # name of an agent's own reward among the components of the
 LONGEST = 1 << 20  # characters of `info` as JSON, and of an answer
 MOST_REWARDS = 64  # named values
 LONGEST_NAME = 200  # characters
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+NUMBER = re.compile(r"[+-]?(\d+(?:\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 class Nonsense(Exception):
