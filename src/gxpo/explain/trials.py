@@ -58,7 +58,7 @@ HEDGES = ("right, then wrong", "wrong, then right")
 def forms(source: Any) -> dict[str, Form]:
     """List the forms in which an answer can be written; a source that writes worked examples has them as one more."""
     worked_example = getattr(source, "worked_example", None)
-    return FORMS if worked_example is None else {**FORMS, "worked": lambda t: str(worked_example(t))}
+    return FORMS if worked_example is None else {**FORMS, "worked": lambda t: str(worked_example(t) or t.answer)}
 
 
 def references(tasks: Sequence[Task], ways: Mapping[str, Form]) -> list[Trial]:

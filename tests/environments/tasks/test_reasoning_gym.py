@@ -11,6 +11,7 @@ from tests.thorough import some
 from gxpo.base.errors import TaskError
 from gxpo.environments.tasks import make
 from gxpo.environments.tasks.reasoning_gym import generators, score
+from gxpo.environments.tasks.source import solution_of
 
 NO_REFERENCE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 SLOW = {"futoshiki", "knight_swap"}  # seconds for an entry
@@ -28,6 +29,9 @@ def test_every_generator_draws_and_scores_its_own_reference(generator):
     assert score("<answer></answer>", task)["correct"] == 0
     if task.answer is not None:
         assert score(f"So it is <answer>{task.answer}</answer>.", task) == {"correct": 1.0, "format": 1.0, "score": 1.0}
+    # the reference of imitation and of methods that put one in each group
+    reference = solution_of(source, task)
+    assert reference is None if task.answer is None else score(reference, task)["correct"] == 1
 
 
 GARBAGE = (
@@ -173,3 +177,10 @@ def test_it_is_imported_only_when_used():
         "import sys, gxpo.environments.tasks; assert not {'reasoning_gym', 'transformers', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_reference_is_written_as_it_is_read():
+    sums = {"min_terms": 2, "max_terms": 2, "operators": ["+"]}
+    source = make("reasoning_gym:basic_arithmetic", seed=1, options={"config": sums, "reading": "number"})
+    [task] = source.draw(1, 0)
+    assert solution_of(source, task) == task.answer and score(task.answer, task)["correct"] == 1

@@ -351,7 +351,7 @@ class RewardSet:
         # A right answer must be wrong once the task's answer is another one and its `info` is gone: a verifier that
         # still accepts it, or fails, has read the truth elsewhere.
         blind_task = dataclasses.replace(example, answer="no such answer", info={})
-        text = "" if write_answer is None else write_answer(example)
+        text = (write_answer and write_answer(example)) or ""
         status, value = self._try_text(blind_task, verifier, text)
         works_with_answer = self._try_text(example, verifier, text)[0] == "ok"
         if works_with_answer and (

@@ -24,7 +24,7 @@ import numpy as np
 
 from gxpo.base.answers import TAGGED
 from gxpo.base.errors import TaskError, did_you_mean, need
-from gxpo.environments.tasks.source import GeneratedTasks, check_options
+from gxpo.environments.tasks.source import Author, GeneratedTasks, check_options, exact
 from gxpo.parts.protocols import Task
 
 if TYPE_CHECKING:
@@ -150,6 +150,12 @@ class ReasoningGym(GeneratedTasks):
 
     def content(self, task: Task) -> str:
         return task.info["entry"]["question"]
+
+    def worked_example(self, task: Task, author: Author = exact) -> str | None:
+        """The generator's answer, in the form that is read; None of those that only check answers, as `rush_hour`."""
+        if task.answer is None:
+            return None
+        return str(task.answer) if self.reading == "number" else f"<answer>{task.answer}</answer>"
 
 
 # ---------------------------------------------------------------- scorers that evaluate the answer
