@@ -101,6 +101,7 @@ def project(launch):
     [
         ("cd src/r1\n", True),
         ("cd src && cd r1 || exit 1\n", True),
+        ("cd lib/src/r1\n", False),
         ("cd /home/someone/project/src/r1\n", False),
         ('cd "${PROJECT_HOME}/src/r1"\n', False),
         ('ROOT=$(cd "$(dirname "$0")/.." && pwd)\ncd "$ROOT/src/r1"\n', False),

@@ -167,7 +167,8 @@ def _program(words: Sequence[Any]) -> str:
 def _find_started(script: Path, call: Call, notes: list[tuple[str, str]], name: str) -> Path:
     """Find a file that a launch in a script names; one below a directory that is not certain is noted."""
     path = find_file(script, name, (".py", ".yaml", ".yml"), call.directory)
-    if path is not None and (isinstance(call.directory, UnknownText) or call.directory.startswith("/")):
+    is_where_it_says = isinstance(call.directory, str) and str(path).endswith(str(Path(call.directory) / name))
+    if path is not None and not is_where_it_says:
         notes.append((call.where, f"{name}: {path} is taken, for its directory {to_text(call.directory)} is not here"))
     return path or script.parent / name
 
