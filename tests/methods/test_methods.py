@@ -51,8 +51,8 @@ EQUAL_GROUPS_LEARN = {
     "refuel",  # regression towards no change at all
     "mars_turn",  # groups of a role against each other
     "ippo", "maddpg", "hasac", "marft", "eir_mappo",  # against a value, or for entropy
-    "mac_spgg", "mashost", "lca",  # a role's own utility; a judge scores the turns
-    "saw", "dqc", "ota", "dual_rl", "bcoder",  # imitation of what is logged, against a value
+    "mac_spgg", "mashost", "lca", "collab_ui",  # a role's own utility; a judge scores the turns
+    "saw", "dqc", "ota", "dual_rl", "bcoder", "mbrcsl",  # imitation of what is logged, against a value
     "local_opt_marl", "dpo_decentralised", "conscientia",  # a pull back to the old policy; single answers
 }  # fmt: skip
 
