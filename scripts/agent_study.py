@@ -33,9 +33,8 @@ METHODS: Mapping[str, Mapping[str, Any]] = {  # what is set beside the method's 
     "gae_turn": {},
     "tree_grpo": {},
     "hiper": {},
-    "himac": {
-        "rollout.trial_temperature": 1.0
-    },  # plans tried out by sampling: greedy, a policy without memory walks in circles
+    # plans tried out by sampling: greedy, a policy without memory walks in circles
+    "himac": {"rollout.trial_temperature": 1.0},
 }
 
 

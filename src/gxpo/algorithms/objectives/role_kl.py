@@ -76,10 +76,10 @@ class PerRole(Control):
 @part("role_kl", stage="term")
 @dataclass(frozen=True)
 class RoleKl(TermPart):
-    """Penalty of each role's step: sum over roles of f_k (root sqrt(KL_k) + linear KL_k), KL_k to the policy before it.
+    """Penalty of each role's step: sum over roles of f_k (root_coef sqrt(KL_k) + linear_coef KL_k).
 
-    KL_k is the mean of `mirror_kl` over the trained tokens of role k, f_k the role's factor of `control: per_role`, or
-    1. Needs several updates a step: on the first it has no gradient.
+    KL_k is to the policy before the step, the mean of `mirror_kl` over the trained tokens of role k, f_k the role's
+    factor of `control: per_role`, or 1. Needs several updates a step: on the first it has no gradient.
     Source: Decentralized Policy Optimization, arXiv 2211.03032.
     """
 

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -34,7 +33,8 @@ def role_of(agent: str) -> str:
     >>> role_of("walker_12"), role_of("X")
     ('walker', 'X')
     """
-    return re.sub(r"_?\d{1,9}$", "", agent) or agent
+    stem = agent.rstrip("0123456789")
+    return (agent if stem == agent else stem.removesuffix("_")) or agent
 
 
 @dataclass(eq=False)
@@ -135,8 +135,8 @@ class Seats(RolloutPart):
                action keeps it, "first" the first agent, "random", "closest". An overridden action is not trained
     observed_roles  role or agent -> those whose actions it reads before its own, within one step of the world;
                "earlier": each agent those before it; "partner": the one of these whose actions have mattered most to
-               what it was paid (`Partners`, of `share` of all pairs). observes_until   last step of the run with that
-               (0: always)
+               what it was paid (`Partners`, of `share` of all pairs)
+    last_observed_step  last step of the run in which they are read (0: always)
 
     A trajectory's `info` has its "seat", "episode", "opponent" and the "result" that the world states (win, draw,
     invalid...), which metrics count apart (result_NAME). Held-out tasks give the trajectory of one seat each.
